@@ -43,7 +43,7 @@ print(list(importlib.util.find_spec(sys.argv[1]).submodule_search_locations)[0])
 
 
 def compiler_python() -> Path:
-    """Return the interpreter of the cached compiler environment, making or remaking it if it is not current."""
+    """Return the interpreter of the cached compiler environment, made afresh if it is not current."""
     wanted = hashlib.sha256("\n".join(REQUIREMENTS).encode()).hexdigest()
     python = CACHE / "bin" / "python"
     stamp = CACHE / STAMP
@@ -105,7 +105,7 @@ def generate(target: Path, descriptor_set: Path | None) -> None:
     if descriptor_set is not None:
         descriptor_set.parent.mkdir(parents=True, exist_ok=True)
         command += [f"--descriptor_set_out={descriptor_set}", "--include_imports", "--include_source_info"]
-    done = subprocess.run([*command, *map(str, files)], cwd=PROTO_ROOT, timeout=300)
+    done = subprocess.run([*command, *map(str, files)], cwd=PROTO_ROOT, check=False, timeout=300)
     if done.returncode != 0:
         raise SystemExit(done.returncode)
     for source in files:
@@ -134,7 +134,8 @@ def relative_files(folder: Path) -> set[str]:
 def differences(fresh: Path, committed: Path) -> list[str]:
     """Return the names of files that are missing, extra or different in *committed*, sorted."""
     left, right = relative_files(fresh), relative_files(committed)
-    changed = {name for name in left & right if not filecmp.cmp(fresh / name, committed / name, shallow=False)}
+    both = left & right
+    changed = {name for name in both if not filecmp.cmp(fresh / name, committed / name, shallow=False)}
     return sorted((left ^ right) | changed)
 
 

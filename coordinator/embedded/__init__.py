@@ -1,0 +1,1 @@
+"""Real etcd and Valkey servers as child processes, for `leasekeeper dev`, tests and benchmarks."""
