@@ -1,0 +1,1 @@
+"""The commands of the console script that need the server's packages."""

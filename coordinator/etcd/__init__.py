@@ -1,0 +1,1 @@
+"""The only code that knows etcd: wire client, keys, codec, committer, change feed."""

@@ -1,0 +1,1 @@
+"""Level-triggered repair: one pass per module."""

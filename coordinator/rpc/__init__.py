@@ -1,0 +1,1 @@
+"""The gRPC surface: thin servicers that translate, delegate and translate back."""

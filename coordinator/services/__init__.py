@@ -1,0 +1,1 @@
+"""The use cases. They know ports only."""

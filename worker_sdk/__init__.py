@@ -1,0 +1,1 @@
+"""The Python SDK for workers and producers."""
