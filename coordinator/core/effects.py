@@ -1,0 +1,132 @@
+"""Every key write that follows from a transition. One pure function; no operation lists its writes by hand.
+
+A key's presence is a function of the record alone (design, section 4.1), so the writes are the difference between the
+keys of ``before`` and the keys of ``after``. Keys whose value is a copy of the record are put again with every change, so
+that they share its revision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import NamedTuple
+
+from coordinator.core.job import RETAINED, Job, JobState
+from coordinator.core.rank import Rank
+
+__all__ = ["Slot", "Where", "Write", "effects", "keys_of", "net"]
+
+
+class Slot(Enum):
+    """The kinds of key that a job has."""
+
+    SPEC = "job"
+    STATE = "state"
+    READY = "ready"
+    DUE = "due"
+    CLAIM = "claim"
+    CANCEL = "cancel"
+    CHECKPOINT = "checkpoint"
+    RESULT = "result"
+    UNIQUE = "unique"
+
+
+class Where(NamedTuple):
+    """One key: ``job_id`` and whatever else its kind needs; unused parts are empty."""
+
+    slot: Slot
+    namespace: str
+    job_id: str
+    queue: str = ""
+    type: str = ""
+    rank: Rank = Rank(0, 0)
+    ms: int = 0
+    unique_key: str = ""
+
+
+class Write(NamedTuple):
+    """Put or delete one key. ``retained``: the put goes on a retention lease."""
+
+    where: Where
+    put: bool
+    retained: bool = False
+
+
+def ready_key(job: Job) -> Where:
+    """The key under which a PENDING job waits."""
+    return Where(Slot.READY, job.namespace, job.job_id, queue=job.terms.queue, type=job.terms.type, rank=job.rank)
+
+
+def keys_of(job: Job) -> dict[Where, bool]:
+    """Every key that must exist beside ``job``'s record, and whether its value changes with the record.
+
+    Left out: the checkpoint and the large result, which exist or not without the record saying so.
+    """
+    ns, job_id, terms = job.namespace, job.job_id, job.terms
+    keys = {Where(Slot.STATE, ns, job_id): True}
+    if job.state not in RETAINED:
+        keys[Where(Slot.SPEC, ns, job_id)] = False
+    if job.state is JobState.PENDING:
+        keys[ready_key(job)] = True
+    if job.state is JobState.RUNNING:
+        keys[Where(Slot.CLAIM, ns, job_id)] = False
+        if job.cancel_requested:
+            keys[Where(Slot.CANCEL, ns, job_id)] = False
+    due_ms = job.due_key_ms
+    if due_ms:
+        keys[Where(Slot.DUE, ns, job_id, ms=due_ms)] = False
+    if terms.unique_key and not job.terminal:
+        keys[Where(Slot.UNIQUE, ns, job_id, queue=terms.queue, unique_key=terms.unique_key)] = False
+    return keys
+
+
+def effects(before: Job | None, after: Job | None, *, big_result: bool = False) -> tuple[Write, ...]:
+    """All writes of the transition from ``before`` to ``after``.
+
+    Args:
+        before: the record as read, None if there was none.
+        after: the record to be, None if it is deleted.
+        big_result: a result too large for the record goes under its own key.
+    """
+    old = keys_of(before) if before is not None else {}
+    new = keys_of(after) if after is not None else {}
+    retained = after is not None and after.state in RETAINED
+    writes = [Write(where, False) for where in old if where not in new]
+    for where, follows in new.items():
+        if follows or where not in old:
+            writes.append(Write(where, True, retained))
+    ns, job_id = _identity(before, after)
+    if after is None or (retained and after.attempt):
+        writes.append(Write(Where(Slot.CHECKPOINT, ns, job_id), False))
+    if big_result:
+        writes.append(Write(Where(Slot.RESULT, ns, job_id), True, retained))
+    elif after is None and before is not None and before.result_size > len(before.result):
+        writes.append(Write(Where(Slot.RESULT, ns, job_id), False))
+    return tuple(writes)
+
+
+def repair_effects(job: Job) -> tuple[Write, ...]:
+    """Every key of ``job`` put again that can be put without knowing more than the record (not spec, claim, cancel)."""
+    known = (Slot.STATE, Slot.READY, Slot.DUE, Slot.UNIQUE)
+    return tuple(Write(where, True, job.state in RETAINED) for where in keys_of(job) if where.slot in known)
+
+
+def net(writes: Iterable[Write]) -> tuple[Write, ...]:
+    """One write per key: etcd refuses two of one key in a Txn, and a put beside a delete of a key is the put.
+
+    Needed where one operation moves several jobs, as when one takes the unique key that another gives up.
+    """
+    by_key: dict[tuple[object, ...], Write] = {}
+    for write in writes:
+        where = write.where
+        key = (where.slot, where.namespace, where.queue, where.unique_key) if where.slot is Slot.UNIQUE else where
+        held = by_key.get(key)
+        if held is None or write.put or not held.put:
+            by_key[key] = write
+    return tuple(by_key.values())
+
+
+def _identity(before: Job | None, after: Job | None) -> tuple[str, str]:
+    job = after if after is not None else before
+    assert job is not None, "a transition from nothing to nothing"
+    return job.namespace, job.job_id

@@ -1,0 +1,76 @@
+"""What must always hold, as functions that answer with sentences about what does not.
+
+Shared by the property tests, the fault suite and, in development, the reconciler. They look at what is stored, never at
+our own counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from coordinator.core.effects import Slot, Where, keys_of
+from coordinator.core.job import ATTEMPTS_KEPT, TERMINAL, AttemptOutcome, Claim, Job, JobState
+
+__all__ = ["check_history", "check_job", "check_keys"]
+
+
+def check_job(job: Job, claim: Claim | None) -> list[str]:
+    """Violations of a job beside its claim, read at one revision (design: P1)."""
+    bad: list[str] = []
+    name = f"{job.namespace}/{job.job_id}"
+    running = [attempt for attempt in job.attempts if attempt.outcome is AttemptOutcome.RUNNING]
+    if job.state is JobState.RUNNING:
+        if claim is not None and job.current is not None:
+            if claim.session != job.current.session:
+                bad.append(f"{name}: RUNNING for session {job.current.session}, held by {claim.session}")
+            if claim.attempt != job.attempt:
+                bad.append(f"{name}: RUNNING attempt {job.attempt}, claim is for attempt {claim.attempt}")
+        if len(running) != 1 or job.attempts[-1] is not running[0]:
+            bad.append(f"{name}: RUNNING with {len(running)} attempts under way")
+    else:
+        if claim is not None:
+            bad.append(f"{name}: {job.state.name} beside a claim of session {claim.session}")
+        if running:
+            bad.append(f"{name}: {job.state.name} with an attempt under way")
+    if len(job.attempts) > ATTEMPTS_KEPT or len(job.attempts) > job.attempt:
+        bad.append(f"{name}: remembers {len(job.attempts)} of {job.attempt} attempts")
+    tokens = [attempt.token for attempt in job.attempts if attempt.token]
+    if any(later <= earlier for earlier, later in zip(tokens, tokens[1:], strict=False)):
+        bad.append(f"{name}: tokens do not grow: {tokens}")
+    if job.state in TERMINAL and not job.settle_ms:
+        bad.append(f"{name}: {job.state.name} without a time of its end")
+    if job.cancel_requested and job.state is not JobState.RUNNING:
+        bad.append(f"{name}: {job.state.name} and still asked to stop")
+    return bad
+
+
+def check_keys(job: Job, present: Sequence[Where]) -> list[str]:
+    """Violations between a job and the keys that exist for it at the same revision.
+
+    The claim of a RUNNING job may be gone (its lease has ended and recovery is under way); nothing else may.
+    """
+    wanted = keys_of(job)
+    free = {Slot.CHECKPOINT, Slot.RESULT}
+    name = f"{job.namespace}/{job.job_id}"
+    bad = [f"{name}: {job.state.name} without its {w.slot.value} key" for w in wanted if w not in present]
+    bad = [line for line in bad if not line.endswith(f"its {Slot.CLAIM.value} key")]
+    bad += [
+        f"{name}: {job.state.name} with a {where.slot.value} key"
+        for where in present
+        if where not in wanted and where.slot not in free
+    ]
+    return bad
+
+
+def check_history(versions: Sequence[Job]) -> list[str]:
+    """Violations over the successive records of one incarnation of a job: no way back, nothing shrinks."""
+    bad: list[str] = []
+    for earlier, later in zip(versions, versions[1:], strict=False):
+        name = f"{later.namespace}/{later.job_id}"
+        if earlier.state in (JobState.SUCCEEDED, JobState.CANCELLED):
+            bad.append(f"{name}: {earlier.state.name} was followed by {later.state.name}")
+        counters: Mapping[str, tuple[int, int]] = {"attempt": (earlier.attempt, later.attempt)}
+        bad += [f"{name}: {what} fell from {a} to {b}" for what, (a, b) in counters.items() if b < a]
+        if earlier.state is JobState.RUNNING and later.state is JobState.RUNNING and later.attempt != earlier.attempt:
+            bad.append(f"{name}: attempt {later.attempt} began before attempt {earlier.attempt} had ended")
+    return bad

@@ -1,0 +1,196 @@
+"""The values that the core decides on: a job, its terms, its attempts and the claim that holds it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from types import MappingProxyType
+from typing import Final
+
+from coordinator.core.rank import Rank
+from coordinator.core.retry import RetryPolicy
+
+__all__ = [
+    "ATTEMPTS_KEPT",
+    "INLINE_RESULT_BYTES",
+    "RETAINED",
+    "TERMINAL",
+    "Attempt",
+    "AttemptOutcome",
+    "Claim",
+    "Job",
+    "JobState",
+    "Progress",
+    "Terms",
+]
+
+ATTEMPTS_KEPT: Final = 8
+"""Attempts that a record remembers; a settlement of an older one can no longer be replayed (design: P2)."""
+
+INLINE_RESULT_BYTES: Final = 1024
+"""Larger results lie under a key of their own, so that transitions and listings stay small."""
+
+_NO_LABELS: Final[Mapping[str, str]] = MappingProxyType({})
+
+
+class JobState(IntEnum):
+    """State of a job; the numbers are those of ``leasekeeper.v1.JobState``."""
+
+    SCHEDULED = 1
+    PENDING = 2
+    RUNNING = 3
+    SUCCEEDED = 4
+    DEAD = 5
+    CANCELLED = 6
+    QUARANTINED = 7
+
+
+TERMINAL: Final = frozenset({JobState.SUCCEEDED, JobState.DEAD, JobState.CANCELLED, JobState.QUARANTINED})
+"""States that a job leaves only by hand."""
+
+RETAINED: Final = frozenset({JobState.SUCCEEDED, JobState.CANCELLED})
+"""Terminal states whose spec is dropped and whose record ends with a retention lease."""
+
+
+class AttemptOutcome(IntEnum):
+    """How an attempt ended; the numbers are those of ``leasekeeper.v1.AttemptOutcome``."""
+
+    RUNNING = 1
+    SUCCEEDED = 2
+    FAILED = 3
+    RELEASED = 4
+    LOST = 5
+    UNDELIVERED = 6
+    TIMED_OUT = 7
+    CANCELLED = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a job was submitted with. Times are milliseconds since the Unix epoch, spans are milliseconds, 0 is none.
+
+    ``digest`` covers everything that the submitter said, the payload included; ``request_digest`` is the request id's.
+    """
+
+    queue: str
+    type: str
+    priority: int = 3
+    labels: Mapping[str, str] = _NO_LABELS
+    submit_ms: int
+    due_ms: int = 0
+    counter: int = 0
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    queue_timeout_ms: int = 0
+    run_timeout_ms: int = 0
+    total_timeout_ms: int = 0
+    heartbeat_timeout_ms: int = 0
+    unique_key: str = ""
+    payload_size: int = 0
+    digest: bytes = b""
+    request_digest: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One run of a job.
+
+    ``token`` is 0 until the attempt has ended: the Txn that starts it cannot know its own revision.
+    ``state_after`` and ``ready_ms_after`` are what its settlement was answered with, for replays.
+    """
+
+    number: int
+    session: str
+    start_ms: int
+    token: int = 0
+    end_ms: int = 0
+    outcome: AttemptOutcome = AttemptOutcome.RUNNING
+    digest: bytes = b""
+    failure_type: str = ""
+    failure_message: str = ""
+    state_after: JobState | None = None
+    ready_ms_after: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """How far a handler says it is; ``ratio`` from 0 to 1."""
+
+    ratio: float = 0.0
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A session's exclusive hold on one attempt. ``token`` is the fencing token on the wire scale, 0 before the commit."""
+
+    session: str
+    attempt: int
+    nonce: bytes
+    start_ms: int
+    token: int = 0
+    queue: str = ""
+    type: str = ""
+    run_timeout_ms: int = 0
+    heartbeat_timeout_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job as its record says. Replaced, never mutated.
+
+    ``hold_ms`` is set on a job that was taken away from a live session: whoever makes it claimable again must itself have
+    seen it waiting that long, so that the holder hears of it first (design: P8).
+    """
+
+    namespace: str
+    job_id: str
+    terms: Terms
+    state: JobState
+    ready_ms: int
+    rank: Rank
+    attempt: int = 0
+    failures: int = 0
+    lease_losses: int = 0
+    uncharged: int = 0
+    hold_ms: int = 0
+    cancel_requested: bool = False
+    cancel_reason: str = ""
+    attempts: tuple[Attempt, ...] = ()
+    progress: Progress | None = None
+    result: bytes = b""
+    result_content_type: str = ""
+    result_size: int = 0
+    end_reason: str = ""
+    settle_ms: int = 0
+
+    @property
+    def terminal(self) -> bool:
+        """Whether only an operator can make it run again."""
+        return self.state in TERMINAL
+
+    @property
+    def due_key_ms(self) -> int:
+        """Where its ``due/`` key stands, or 0 for none: the earliest moment at which time alone changes this job."""
+        total = self.terms.submit_ms + self.terms.total_timeout_ms if self.terms.total_timeout_ms else 0
+        if self.state is JobState.SCHEDULED:
+            own = self.ready_ms
+        elif self.state is JobState.PENDING and self.terms.queue_timeout_ms:
+            own = self.ready_ms + self.terms.queue_timeout_ms
+        elif self.state is JobState.PENDING:
+            own = 0
+        else:
+            return 0
+        return min(own, total) if own and total else own or total
+
+    @property
+    def current(self) -> Attempt | None:
+        """The attempt under way."""
+        return self.attempts[-1] if self.state is JobState.RUNNING and self.attempts else None
+
+    def attempt_with(self, token: int) -> Attempt | None:
+        """The remembered attempt that ended under ``token``."""
+        for attempt in reversed(self.attempts):
+            if attempt.token == token and attempt.outcome is not AttemptOutcome.RUNNING:
+                return attempt
+        return None
