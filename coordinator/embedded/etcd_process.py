@@ -293,6 +293,7 @@ class EtcdProcess:
         scheme = "https" if options.tls else "http"
         client_url = f"{scheme}://{_LOOPBACK}:{ports.client}"
         peers = self._placement.peers or {self.name: ports.peer}
+        members = ",".join(f"{name}=http://{_LOOPBACK}:{port}" for name, port in peers.items())
         command = [
             str(self.binary),
             f"--name={self.name}",
@@ -301,7 +302,7 @@ class EtcdProcess:
             f"--advertise-client-urls={client_url}",
             f"--listen-peer-urls=http://{_LOOPBACK}:{ports.peer}",
             f"--initial-advertise-peer-urls=http://{_LOOPBACK}:{peers[self.name]}",
-            f"--initial-cluster={','.join(f'{name}=http://{_LOOPBACK}:{port}' for name, port in peers.items())}",
+            f"--initial-cluster={members}",
             f"--initial-cluster-token={self._placement.token}",
             f"--listen-metrics-urls=http://{_LOOPBACK}:{ports.metrics}",
             f"--quota-backend-bytes={options.quota_bytes}",
