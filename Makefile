@@ -44,7 +44,7 @@ protos: ## Generate proto/gen from the .proto files
 	@$(BIN)/python scripts/gen_protos.py
 
 proto-baseline: setup ## Make today's contract the one that `make check` compares with (at a release)
-	@$(BIN)/buf build proto --exclude-source-info --output proto/baseline.binpb
+	@sh scripts/contract.sh baseline
 
 lock: setup ## Write constraints.txt anew from pyproject.toml
 	@sh scripts/lock.sh

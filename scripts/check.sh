@@ -23,8 +23,7 @@ stage ruff "$bin/ruff" check --quiet .
 stage mypy "$bin/mypy" --no-error-summary
 stage import-contracts "$bin/lint-imports" --no-logo
 stage buf-lint "$bin/buf" lint proto
-stage buf-breaking "$bin/buf" breaking proto --against proto/baseline.binpb
-stage generated-code "$bin/python" scripts/gen_protos.py --check
+stage buf-breaking sh scripts/contract.sh check
 stage architecture-and-docs "$bin/python" -m pytest tests/architecture -q
 
 printf -- '-- make check: %d s\n' $(($(date +%s) - began))

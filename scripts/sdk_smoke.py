@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Import the SDK and every generated module, and send one message through the codec.
 
-Run by ``make lower-bounds`` with the lowest dependencies, and on the installed wheel. It needs nothing but the
-SDK's three dependencies, and fails if the import pulls in a package that only the server needs.
+Run by ``make lower-bounds`` with the lowest dependencies, and on the installed wheel. It needs nothing but
+the SDK's three dependencies, and fails if the import pulls in a package that only the server needs.
 """
 
 from __future__ import annotations
@@ -11,7 +11,16 @@ import importlib
 import pkgutil
 import sys
 
-SERVER_ONLY = ("redis", "typer", "rich", "pydantic", "structlog", "uvloop", "prometheus_client", "coordinator")
+SERVER_ONLY = (
+    "redis",
+    "typer",
+    "rich",
+    "pydantic",
+    "structlog",
+    "uvloop",
+    "prometheus_client",
+    "coordinator",
+)
 
 
 def main() -> None:

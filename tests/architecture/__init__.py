@@ -1,1 +1,1 @@
-"""Rules about the source tree itself: who imports whom, sizes, names, generated code, packaging, documents."""
+"""Rules about the source tree: who imports whom, sizes, names, generated code, packaging, documents."""
