@@ -1,0 +1,250 @@
+"""What the services take and give: plain values between the RPC layer and the use cases. No proto crosses this line.
+
+Inputs are already checked for form (``rpc/validation.py``); the services check them against state. Deadlines are absolute
+seconds of ``Clock.monotonic``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+from coordinator.core.commands import Settlement
+from coordinator.core.job import Claim, Job, JobState, Progress, Terms
+from coordinator.core.retry import RetryPolicy
+from coordinator.errors import RequestError
+from coordinator.ports import Checkpoint, Spec, Stored
+
+__all__ = [
+    "Authority",
+    "Beat",
+    "BeatReply",
+    "ClaimQuery",
+    "ClaimedJob",
+    "HeldClaim",
+    "JobFilter",
+    "JobListing",
+    "JobView",
+    "NewJob",
+    "NewSession",
+    "OpenedSession",
+    "Settle",
+    "Settled",
+    "SubmitOutcome",
+    "Verdict",
+    "WatchedJob",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewJob:
+    """One job as submitted. Times are Unix milliseconds, spans milliseconds, 0 is none; ``job_id`` empty: make one."""
+
+    job_id: str
+    queue: str
+    type: str
+    payload: bytes
+    content_type: str
+    labels: Mapping[str, str]
+    priority: int
+    due_ms: int
+    run_at_ms: int
+    queue_timeout_ms: int
+    run_timeout_ms: int
+    total_timeout_ms: int
+    heartbeat_timeout_ms: int
+    retry: RetryPolicy
+    unique_key: str
+
+    def terms(self, *, submit_ms: int, counter: int, digest: bytes, request_digest: bytes) -> Terms:
+        """The terms under which it is stored."""
+        return Terms(
+            queue=self.queue,
+            type=self.type,
+            priority=self.priority,
+            labels=self.labels,
+            submit_ms=submit_ms,
+            due_ms=self.due_ms,
+            counter=counter,
+            retry=self.retry,
+            queue_timeout_ms=self.queue_timeout_ms,
+            run_timeout_ms=self.run_timeout_ms,
+            total_timeout_ms=self.total_timeout_ms,
+            heartbeat_timeout_ms=self.heartbeat_timeout_ms,
+            unique_key=self.unique_key,
+            payload_size=len(self.payload),
+            digest=digest,
+            request_digest=request_digest,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitOutcome:
+    """A stored job; ``created`` False: it was there already, with the same content."""
+
+    stored: Stored
+    created: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobView:
+    """A job with all that GetJob tells. ``token`` is the present claim's or the last attempt's, 0 for none."""
+
+    stored: Stored
+    claim: Claim | None = None
+    spec: Spec | None = None
+    result: bytes = b""
+    progress: Progress | None = None
+    last_beat_ms: int = 0
+    token: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobFilter:
+    """Which jobs; empty means all."""
+
+    states: frozenset[JobState] = frozenset()
+    queue: str = ""
+    type: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    job_ids: frozenset[str] = frozenset()
+
+    def matches(self, job: Job) -> bool:
+        """Whether ``job`` is one of them."""
+        terms = job.terms
+        return (
+            (not self.states or job.state in self.states)
+            and (not self.queue or terms.queue == self.queue)
+            and (not self.type or terms.type == self.type)
+            and (not self.job_ids or job.job_id in self.job_ids)
+            and all(terms.labels.get(key) == value for key, value in self.labels.items())
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class JobListing:
+    """A page; ``cursor`` empty at the end."""
+
+    jobs: tuple[Stored, ...]
+    cursor: str
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedJob:
+    """One message of a watch. ``stored`` None and ``job_id`` empty: only the revision; ``stored`` None: deleted."""
+
+    revision: int
+    job_id: str = ""
+    stored: Stored | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settle:
+    """One settlement of a job; its token and digest are inside ``command``."""
+
+    job_id: str
+    command: Settlement
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """What the settlement made of the job; ``ready_ms`` 0 unless it runs again."""
+
+    job_id: str
+    state: JobState
+    ready_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewSession:
+    """A session to open."""
+
+    request_id: str
+    identity: str
+    sdk: str
+    labels: Mapping[str, str]
+    ttl_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedSession:
+    """A session that is open. ``position`` is on the token scale."""
+
+    session_id: str
+    ttl_ms: int
+    interval_ms: int
+    safe_ms: int
+    position: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeldClaim:
+    """A claim that a beat lists."""
+
+    job_id: str
+    token: int
+    sequence: int
+    progress: Progress | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beat:
+    """One heartbeat; ``sent_ms`` is the sender's monotonic clock."""
+
+    session_id: str
+    number: int
+    sent_ms: int
+    claims: Sequence[HeldClaim]
+
+
+class Verdict(IntEnum):
+    """What a beat says about one claim; the numbers are those of ``leasekeeper.v1.Verdict``."""
+
+    HELD = 1
+    CANCEL_REQUESTED = 2
+    LOST = 3
+
+
+class Authority(IntEnum):
+    """How much a beat's answer is worth; the numbers are those of ``leasekeeper.v1.Authority``."""
+
+    CONFIRMED = 1
+    UNKNOWN = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeatReply:
+    """The answer to a beat; verdicts in the order of its claims, none if the authority is UNKNOWN."""
+
+    authority: Authority
+    verdicts: tuple[Verdict, ...] = ()
+    safe_ms: int = 0
+    position: int = 0
+    command: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimQuery:
+    """What a worker wants to claim. ``queues`` are (queue, type) pairs; ``wait_ms`` 0: answer at once."""
+
+    session_id: str
+    request_id: str
+    queues: tuple[tuple[str, str], ...]
+    max_jobs: int
+    wait_ms: int
+    repeat: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimedJob:
+    """A claimed job, all that its worker needs. ``run_timeout_ms`` already reckons with the total timeout."""
+
+    stored: Stored
+    claim: Claim
+    spec: Spec
+    checkpoint: Checkpoint | None
+
+
+Failed = RequestError
+"""Per-item results are either a value or the error that refuses this item alone."""
