@@ -3,11 +3,11 @@
 Building message objects costs a coordinator a third of its CPU per job; joining prebuilt pieces made a whole
 lifecycle 12 % faster. Field numbers are those of etcd's ``rpc.proto`` (v3 API, unchanged since 3.0; nested
 Txns since 3.3). Every function returns the *body* of one message (``RequestOp``, ``Compare``, ``TxnRequest``)
-without tag and length, so that each piece decodes by itself with the generated class of its name and may stand in
-a ``then`` as well as in an ``else``.
+without tag and length, so that each piece decodes by itself with the generated class of its name and may
+stand in a ``then`` as well as in an ``else``.
 
-Keys are taken as they are: the caller owns their form. Errors: ``ValueError`` for an empty key (etcd would refuse
-the whole Txn) and for numbers outside 0 .. 2^63-1.
+Keys are taken as they are: the caller owns their form. Errors: ``ValueError`` for an empty key (etcd would
+refuse the whole Txn) and for numbers outside 0 .. 2^63-1.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _keyed(key: bytes) -> bytes:
     return _head(_F1, len(key)) + key
 
 
-# --- RequestOp ---------------------------------------------------------------------------------------------------
+# --- RequestOp ------------------------------------------------------------------------------------
 
 
 def put(key: bytes, value: bytes, lease: int = 0) -> bytes:
@@ -110,8 +110,8 @@ def delete_range(key: bytes, end: bytes) -> bytes:
 def get(key: bytes, range_end: bytes = b"", limit: int = 0, keys_only: bool = False) -> bytes:
     """``RequestOp{request_range}`` of one key, or of ``[key, range_end)``.
 
-    ``limit`` bounds the answer, not etcd's work: keep ranges tight. There is deliberately no ``revision``: in a Txn
-    that writes it makes members diverge (etcd #18667).
+    ``limit`` bounds the answer, not etcd's work: keep ranges tight. There is deliberately no ``revision``:
+    in a Txn that writes it makes members diverge (etcd #18667).
     """
     body = _keyed(key)
     if range_end:
@@ -129,9 +129,9 @@ def nested(compares: Sequence[bytes], thens: Sequence[bytes], elses: Sequence[by
     return _head(_F4, len(body)) + body
 
 
-# --- Compare -----------------------------------------------------------------------------------------------------
-# result (1): EQUAL 0, LESS 2; target (2): CREATE 1, MOD 2, VALUE 3, LEASE 4. A zero enum is left out, as protobuf
-# does; the value is in a oneof, so it is written even when it is 0.
+# --- Compare --------------------------------------------------------------------------------------
+# result (1): EQUAL 0, LESS 2; target (2): CREATE 1, MOD 2, VALUE 3, LEASE 4. A zero enum is left out, as
+# protobuf does; the value is in a oneof, so it is written even when it is 0.
 
 
 def _compare_key(key: bytes) -> bytes:
@@ -156,7 +156,7 @@ def value_eq(key: bytes, value: bytes) -> bytes:
 
 
 def lease_eq(key: bytes, lease: int) -> bytes:
-    """``key`` is attached to ``lease``: the witness compare that keeps a dead lease from refusing a whole group."""
+    """``key`` is attached to ``lease``: the witness that keeps a dead lease from refusing a whole group."""
     return b"\x10\x04" + _compare_key(key) + b"\x40" + varint(lease)
 
 
@@ -179,7 +179,7 @@ def range_absent(start: bytes, end: bytes) -> bytes:
     return b"\x10\x01" + _compare_key(start) + b"\x28\x00" + _range_end(end)
 
 
-# --- TxnRequest --------------------------------------------------------------------------------------------------
+# --- TxnRequest -----------------------------------------------------------------------------------
 
 
 def txn(compares: Sequence[bytes], thens: Sequence[bytes], elses: Sequence[bytes]) -> bytes:

@@ -12,7 +12,9 @@ from coordinator.etcd import wire
 from leasekeeper.internal.etcd.v1 import kv_pb2 as pb
 
 KEYS = st.binary(min_size=1, max_size=40)
-VALUES = st.one_of(st.binary(max_size=40), st.sampled_from([b"", b"v" * 127, b"v" * 128, b"v" * 4096, b"v" * 70_000]))
+VALUES = st.one_of(
+    st.binary(max_size=40), st.sampled_from([b"", b"v" * 127, b"v" * 128, b"v" * 4096, b"v" * 70_000])
+)
 NUMBERS = st.one_of(
     st.integers(0, (1 << 63) - 1), st.sampled_from([0, 1, 127, 128, 4095, 4096, 1 << 21, (1 << 63) - 1])
 )
@@ -36,9 +38,7 @@ def _delete_range(key: bytes, end: bytes) -> Pair:
 
 
 def _get(key: bytes, end: bytes, limit: int, keys_only: bool) -> Pair:
-    op = pb.RequestOp(
-        request_range=pb.RangeRequest(key=key, range_end=end, limit=limit, keys_only=keys_only)
-    )
+    op = pb.RequestOp(request_range=pb.RangeRequest(key=key, range_end=end, limit=limit, keys_only=keys_only))
     return wire.get(key, end, limit, keys_only), op
 
 

@@ -1,0 +1,212 @@
+"""A scripted etcd and a stepped clock for the committer's tests."""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from coordinator.etcd import wire
+from coordinator.etcd.commit_config import CommitHooks, CommitterConfig, EpochFence
+from coordinator.etcd.committer import Committer
+from coordinator.etcd.guarded_op import GuardedOp
+from leasekeeper.internal.etcd.v1 import kv_pb2 as pb
+
+EPOCH_KEY = b"/epoch"
+
+
+class SteppedClock:
+    """Time that passes only when a test says so."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._numbers = itertools.count()
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._sleepers, (self.now + seconds, next(self._numbers), future))
+        await future
+
+    async def advance(self, seconds: float) -> None:
+        """Let time pass, waking sleepers in their order and letting each act before the next."""
+        end = self.now + seconds
+        while self._sleepers and self._sleepers[0][0] <= end:
+            at, _, future = heapq.heappop(self._sleepers)
+            self.now = max(self.now, at)
+            if not future.done():
+                future.set_result(None)
+                await settle()
+        self.now = end
+        await settle()
+
+
+async def settle() -> None:
+    """Let everything run that can run without time passing or etcd answering."""
+    for _ in range(30):
+        await asyncio.sleep(0)
+
+
+@dataclass
+class Call:
+    """One Txn that the committer sent."""
+
+    request: pb.TxnRequest
+    timeout: float
+    reply: asyncio.Future[pb.TxnResponse]
+
+    @property
+    def keys(self) -> list[bytes]:
+        """The first key that each nested operation writes."""
+        return [op.request_txn.success[0].request_put.key for op in self.request.success]
+
+    @property
+    def epoch(self) -> bytes:
+        return self.request.compare[0].value
+
+
+@dataclass
+class ScriptedEtcd:
+    """Holds every Txn until the test answers it, or answers by ``script``."""
+
+    script: Callable[[Call], pb.TxnResponse | BaseException | None] | None = None
+    calls: list[Call] = field(default_factory=list)
+    revision: int = 100
+    most_in_flight: int = 0
+    _in_flight: int = 0
+
+    async def txn_bytes(self, request: bytes, *, timeout: float) -> pb.TxnResponse:
+        reply: asyncio.Future[pb.TxnResponse] = asyncio.get_running_loop().create_future()
+        call = Call(pb.TxnRequest.FromString(request), timeout, reply)
+        self.calls.append(call)
+        self._in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self._in_flight)
+        try:
+            if self.script is not None:
+                outcome = self.script(call)
+                if isinstance(outcome, BaseException):
+                    raise outcome
+                if outcome is not None:
+                    return outcome
+            return await reply
+        finally:
+            self._in_flight -= 1
+
+    @property
+    def open_calls(self) -> list[Call]:
+        return [call for call in self.calls if not call.reply.done()]
+
+    def won(self, call: Call, losers: frozenset[bytes] = frozenset()) -> pb.TxnResponse:
+        """All nested operations win, except those that write a key of ``losers`` first."""
+        response = pb.TxnResponse(succeeded=True)
+        for op in call.request.success:
+            inner = op.request_txn
+            lost = inner.success[0].request_put.key in losers
+            branch = inner.failure if lost else inner.success
+            response.responses.append(
+                pb.ResponseOp(
+                    response_txn=pb.TxnResponse(
+                        succeeded=not lost, responses=[_answer(one) for one in branch]
+                    )
+                )
+            )
+        if any(one.response_txn.succeeded for one in response.responses):
+            self.revision += 1
+        response.header.revision = self.revision
+        return response
+
+    async def answer(self, call: Call, losers: frozenset[bytes] = frozenset()) -> None:
+        call.reply.set_result(self.won(call, losers))
+        await settle()
+
+    async def fail(self, call: Call, error: Exception) -> None:
+        call.reply.set_exception(error)
+        await settle()
+
+
+def _answer(op: pb.RequestOp) -> pb.ResponseOp:
+    match op.WhichOneof("request"):
+        case "request_put":
+            return pb.ResponseOp(response_put=pb.PutResponse())
+        case "request_delete_range":
+            return pb.ResponseOp(response_delete_range=pb.DeleteRangeResponse(deleted=1))
+        case _:
+            key = op.request_range.key
+            return pb.ResponseOp(response_range=pb.RangeResponse(kvs=[pb.KeyValue(key=key, value=b"holder")]))
+
+
+class Epoch:
+    """An epoch that can change in "etcd" and is read again on request."""
+
+    def __init__(self) -> None:
+        self.known = b"1"
+        self.stored = b"1"
+        self.reads = 0
+        self.error: Exception | None = None
+
+    def guard(self) -> bytes:
+        return wire.value_eq(EPOCH_KEY, self.known)
+
+    async def refresh(self) -> None:
+        self.reads += 1
+        if self.error is not None:
+            raise self.error
+        self.known = self.stored
+
+    @property
+    def fence(self) -> EpochFence:
+        return EpochFence(guard=self.guard, refresh=self.refresh)
+
+
+@dataclass
+class Bench:
+    """A running committer over a scripted etcd."""
+
+    etcd: ScriptedEtcd
+    clock: SteppedClock
+    epoch: Epoch
+    committer: Committer
+    own_revisions: list[int]
+    running: asyncio.Task[None] | None = None
+
+    def op(
+        self,
+        name: str,
+        *,
+        lanes: tuple[str, ...] | None = None,
+        adds: tuple[str, ...] = (),
+        lasts: float = 10.0,
+        size: int = 1,
+        thens: int = 1,
+        **rest: object,
+    ) -> GuardedOp:
+        key = name.encode()
+        more = tuple(wire.put(b"%s/%d" % (key, number), b"v") for number in range(1, thens))
+        return GuardedOp(
+            lanes=(key,) if lanes is None else tuple(lane.encode() for lane in lanes),
+            adds=tuple(add.encode() for add in adds),
+            compares=(wire.create_eq(key, 0),),
+            thens=(wire.put(key, b"v" * size), *more),
+            elses=(wire.get(key),),
+            deadline=self.clock.monotonic() + lasts,
+            **rest,  # type: ignore[arg-type]
+        )
+
+
+def make_bench(config: CommitterConfig | None = None) -> Bench:
+    """A committer that is not running yet."""
+    etcd, clock, epoch = ScriptedEtcd(), SteppedClock(), Epoch()
+    own: list[int] = []
+    committer = Committer(
+        etcd,
+        epoch.fence,
+        config or CommitterConfig(jitter=lambda: 0.5),
+        hooks=CommitHooks(own_revision=own.append),
+        clock=clock,
+    )
+    return Bench(etcd, clock, epoch, committer, own)
