@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import heapq
 import itertools
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 from coordinator.etcd import wire
 from coordinator.etcd.commit_config import CommitHooks, CommitterConfig, EpochFence
 from coordinator.etcd.committer import Committer
-from coordinator.etcd.guarded_op import GuardedOp
+from coordinator.etcd.guarded_op import GuardedOp, OpResult
 from leasekeeper.internal.etcd.v1 import kv_pb2 as pb
 
 EPOCH_KEY = b"/epoch"
@@ -173,6 +174,11 @@ class Bench:
     committer: Committer
     own_revisions: list[int]
     running: asyncio.Task[None] | None = None
+    taken: dict[str, asyncio.Future[OpResult]] = field(default_factory=dict)
+
+    def take(self, name: str, **options: object) -> None:
+        """Enqueue an operation whose future the test looks up in ``taken`` if it cares."""
+        self.taken[name] = self.committer.enqueue(self.op(name, **options))  # type: ignore[arg-type]
 
     def op(
         self,
@@ -210,3 +216,19 @@ def make_bench(config: CommitterConfig | None = None) -> Bench:
         clock=clock,
     )
     return Bench(etcd, clock, epoch, committer, own)
+
+
+@asynccontextmanager
+async def running(config: CommitterConfig | None = None) -> AsyncIterator[Bench]:
+    """A committer that runs; at the end all is answered and it is closed."""
+    bench = make_bench(config)
+    async with asyncio.TaskGroup() as tasks:
+        bench.running = tasks.create_task(bench.committer.run())
+        await settle()
+        yield bench
+        bench.etcd.script = bench.etcd.won
+        for call in bench.etcd.open_calls:
+            await bench.etcd.answer(call)
+        closing = tasks.create_task(bench.committer.close())
+        await bench.clock.advance(20.0)  # groups that wait before their next try
+        await closing

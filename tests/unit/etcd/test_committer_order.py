@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 import pytest
 
@@ -16,20 +14,7 @@ from coordinator.errors import (
     TooManyRequests,
 )
 from coordinator.etcd.committer import CommitterConfig, GroupLimits
-from tests.unit.etcd.committer_fakes import Bench, make_bench, settle
-
-
-@asynccontextmanager
-async def running(config: CommitterConfig | None = None) -> AsyncIterator[Bench]:
-    bench = make_bench(config)
-    async with asyncio.TaskGroup() as tasks:
-        bench.running = tasks.create_task(bench.committer.run())
-        await settle()
-        yield bench
-        bench.etcd.script = bench.etcd.won
-        for call in bench.etcd.open_calls:
-            await bench.etcd.answer(call)
-        await bench.committer.close()
+from tests.unit.etcd.committer_fakes import running, settle
 
 
 async def test_operations_of_one_loop_round_travel_in_one_txn_under_the_epoch() -> None:
@@ -49,10 +34,10 @@ async def test_operations_of_one_loop_round_travel_in_one_txn_under_the_epoch() 
 
 async def test_what_arrives_while_a_txn_is_under_way_goes_next() -> None:
     async with running() as bench:
-        bench.committer.enqueue(bench.op("a"))
+        bench.take("a")
         await settle()
         for name in "bcd":
-            bench.committer.enqueue(bench.op(name))
+            bench.take(name)
             await settle()
         assert len(bench.etcd.calls) == 1
         await bench.etcd.answer(bench.etcd.calls[0])
@@ -63,11 +48,11 @@ async def test_a_second_txn_flies_only_while_a_full_group_waits() -> None:
     config = CommitterConfig(limits=GroupLimits(max_ops=3), max_in_flight=3)
     async with running(config) as bench:
         for n in range(1 + 3 + 2):
-            bench.committer.enqueue(bench.op(f"k{n}"))
+            bench.take(f"k{n}")
             await settle()
         assert [len(call.keys) for call in bench.etcd.calls] == [1, 3]
         for n in range(10, 30):
-            bench.committer.enqueue(bench.op(f"k{n}"))
+            bench.take(f"k{n}")
         await settle()
         assert [len(call.keys) for call in bench.etcd.calls] == [1, 3, 3]  # never above max_in_flight
         assert bench.etcd.most_in_flight == 3
@@ -76,7 +61,7 @@ async def test_a_second_txn_flies_only_while_a_full_group_waits() -> None:
 async def test_two_operations_on_one_lane_never_fly_together_and_keep_their_order() -> None:
     async with running() as bench:
         for name in ("a1", "b1", "a2", "a3", "c1"):
-            bench.committer.enqueue(bench.op(name, lanes=(name[0],)))
+            bench.take(name, lanes=(name[0],))
         await settle()
         assert bench.etcd.calls[0].keys == [b"a1", b"b1", b"c1"]
         await bench.etcd.answer(bench.etcd.calls[0])
@@ -88,7 +73,7 @@ async def test_two_operations_on_one_lane_never_fly_together_and_keep_their_orde
 async def test_an_operation_on_two_lanes_waits_for_both_and_holds_both() -> None:
     async with running() as bench:
         for name, lanes in (("1", "x"), ("2", "y"), ("3", "xy"), ("4", "y"), ("5", "z"), ("6", "xx")):
-            bench.committer.enqueue(bench.op(name, lanes=tuple(lanes)))
+            bench.take(name, lanes=tuple(lanes))
         await settle()
         sent = [b"".join(bench.etcd.calls[0].keys)]
         for _ in range(2):
@@ -99,9 +84,9 @@ async def test_an_operation_on_two_lanes_waits_for_both_and_holds_both() -> None
 
 async def test_operations_that_add_to_one_lock_go_one_at_a_time_but_a_lane_of_that_name_is_free() -> None:
     async with running() as bench:
-        bench.committer.enqueue(bench.op("a", adds=("lock",)))
-        bench.committer.enqueue(bench.op("b", adds=("lock",)))
-        bench.committer.enqueue(bench.op("lock"))
+        bench.take("a", adds=("lock",))
+        bench.take("b", adds=("lock",))
+        bench.take("lock")
         await settle()
         assert bench.etcd.calls[0].keys == [b"a", b"lock"]
         await bench.etcd.answer(bench.etcd.calls[0])
@@ -111,8 +96,8 @@ async def test_operations_that_add_to_one_lock_go_one_at_a_time_but_a_lane_of_th
 async def test_a_busy_lane_does_not_hold_up_the_others() -> None:
     async with running() as bench:
         for n in range(100):
-            bench.committer.enqueue(bench.op(f"hot{n}", lanes=("hot",)))
-        bench.committer.enqueue(bench.op("cold"))
+            bench.take(f"hot{n}", lanes=("hot",))
+        bench.take("cold")
         await settle()
         assert bench.etcd.calls[0].keys == [b"hot0", b"cold"]
 
@@ -120,10 +105,10 @@ async def test_a_busy_lane_does_not_hold_up_the_others() -> None:
 async def test_wide_operations_make_the_group_smaller() -> None:
     # 128 - N: with an operation of 100 writes, N <= 28.
     async with running() as bench:
-        bench.committer.enqueue(bench.op("wide", thens=100))
+        bench.take("wide", thens=100)
         for n in range(40):
-            bench.committer.enqueue(bench.op(f"k{n}"))
-        bench.committer.enqueue(bench.op("wide too", thens=120))
+            bench.take(f"k{n}")
+        bench.take("wide too", thens=120)
         await settle()
         await bench.etcd.answer(bench.etcd.calls[0])
         await bench.etcd.answer(bench.etcd.calls[1])
@@ -137,11 +122,11 @@ async def test_groups_keep_the_bounds_of_request_and_expected_reply() -> None:
     limits = GroupLimits(request_bytes=10_000, reply_bytes=1000)
     async with running(CommitterConfig(limits=limits, max_in_flight=9)) as bench:
         for n in range(4):
-            bench.committer.enqueue(bench.op(f"k{n}", size=4000))
-        bench.committer.enqueue(bench.op("alone", size=20_000))
+            bench.take(f"k{n}", size=4000)
+        bench.take("alone", size=20_000)
         for n in range(4):
-            bench.committer.enqueue(bench.op(f"r{n}", reply_bytes=400))
-        bench.committer.enqueue(bench.op("s", reply_bytes=5000))
+            bench.take(f"r{n}", reply_bytes=400)
+        bench.take("s", reply_bytes=5000)
         await settle()
         while bench.etcd.open_calls:
             await bench.etcd.answer(bench.etcd.open_calls[0])
@@ -167,7 +152,7 @@ async def test_a_full_queue_refuses_at_once_and_takes_again_when_there_is_room()
         await settle()
         await bench.etcd.answer(bench.etcd.calls[0])
         assert all(future.result().won for future in taken)
-        bench.committer.enqueue(bench.op("k3"))
+        bench.take("k3")
         await settle()
         assert bench.etcd.calls[1].keys == [b"k3"]
 
@@ -177,7 +162,7 @@ async def test_a_cancelled_caller_drops_an_operation_not_sent_and_frees_its_lane
         first = bench.committer.enqueue(bench.op("a1", lanes=("a",)))
         await settle()
         second = bench.committer.enqueue(bench.op("a2", lanes=("a",)))
-        bench.committer.enqueue(bench.op("a3", lanes=("a",)))
+        bench.take("a3", lanes=("a",))
         second.cancel()
         await bench.etcd.answer(bench.etcd.calls[0])
         assert first.result().won
@@ -214,7 +199,7 @@ async def test_an_operation_without_guard_is_a_programming_error() -> None:
         op = bench.op("a")
         op.compares = ()
         with pytest.raises(ValueError, match="needs a compare"):
-            bench.committer.enqueue(op)
+            await bench.committer.commit(op)
         assert bench.committer.outstanding == 0
 
 
