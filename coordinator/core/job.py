@@ -189,7 +189,9 @@ class Job:
         return self.attempts[-1] if self.state is JobState.RUNNING and self.attempts else None
 
     def attempt_with(self, token: int) -> Attempt | None:
-        """The remembered attempt that ended under ``token``."""
+        """The remembered attempt that ended under ``token``; 0 stands for no attempt, though lost ones may carry it."""
+        if token <= 0:
+            return None
         for attempt in reversed(self.attempts):
             if attempt.token == token and attempt.outcome is not AttemptOutcome.RUNNING:
                 return attempt

@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from coordinator.core import commands as c
 from coordinator.core import rules
-from coordinator.core.job import TERMINAL, Attempt, Claim, Job, JobState
+from coordinator.core.job import TERMINAL, Attempt, AttemptOutcome, Claim, Job, JobState
 from coordinator.errors import Reason
 
 __all__ = ["TRANSITIONS", "Decision", "Guard", "Outcome", "Refusal", "Replay", "Row", "Unchanged", "decide"]
@@ -122,6 +122,11 @@ TRANSITIONS: Final[Mapping[tuple[JobState, type], Row]] = MappingProxyType(_tabl
 
 _SETTLEMENTS: Final = (c.Complete, c.Fail, c.Release, c.TakeAway)
 
+_ENDS_AS: Final[Mapping[type, AttemptOutcome]] = MappingProxyType(
+    {c.Complete: AttemptOutcome.SUCCEEDED, c.Fail: AttemptOutcome.FAILED, c.Release: AttemptOutcome.RELEASED}
+)
+"""How a worker's own settlement ends an attempt; an attempt that ended otherwise has nothing to replay."""
+
 
 def decide(job: Job | None, claim: Claim | None, command: c.Command, now_ms: int) -> Outcome:
     """What becomes of ``command``.
@@ -142,6 +147,8 @@ def decide(job: Job | None, claim: Claim | None, command: c.Command, now_ms: int
         refused = _check_token(job, claim, command)
         if refused is not None:
             return refused
+    if isinstance(command, c.Lose) and claim is not None:
+        return Unchanged(job)  # held: whoever reported the loss was wrong, or late
     row = TRANSITIONS.get((job.state, type(command)))
     if row is None:
         return _refuse(job, command)
@@ -169,10 +176,15 @@ def _submit_again(job: Job, command: c.Submit) -> Outcome:
 def _check_token(
     job: Job, claim: Claim | None, command: c.Complete | c.Fail | c.Release | c.TakeAway
 ) -> Replay | Refusal | None:
-    if job.state is JobState.RUNNING and claim is not None and claim.token == command.token:
+    if job.state is JobState.RUNNING and claim is not None and claim.token == command.token > 0:
         return None
     before = job.attempt_with(command.token)
-    if before is not None and not isinstance(command, c.TakeAway) and before.digest == command.digest:
+    if (
+        before is not None
+        and not isinstance(command, c.TakeAway)
+        and before.outcome is _ENDS_AS[type(command)]
+        and before.digest == command.digest
+    ):
         return Replay(before)
     current = claim.token if claim is not None else 0
     return Refusal(

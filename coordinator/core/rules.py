@@ -90,7 +90,7 @@ def fail(job: Job, command: c.Fail, now_ms: int) -> Job:
         delay = command.retry_delay_ms
         if delay is None:
             delay = delay_ms(policy, failures, command.jitter_number)
-        after = _wait(replace(job, failures=failures), now_ms, min(delay, MAX_DELAY_MS))
+        after = _wait(replace(job, failures=failures), now_ms, delay)
     return _end_attempt(
         after,
         now_ms,
@@ -105,7 +105,7 @@ def fail(job: Job, command: c.Fail, now_ms: int) -> Job:
 
 def release(job: Job, command: c.Release, now_ms: int) -> Job:
     """Claimable again, uncharged; CANCELLED if it was to stop."""
-    after = _returned(job, now_ms, min(command.delay_ms, MAX_DELAY_MS), hold_ms=0)
+    after = _returned(job, now_ms, command.delay_ms, hold_ms=0)
     return _end_attempt(
         after,
         now_ms,
@@ -142,7 +142,12 @@ def lose(job: Job, command: c.Lose, now_ms: int) -> Job:
 
 
 def take_away(job: Job, command: c.TakeAway, now_ms: int) -> Job:
-    """The coordinator ends the claim. The job waits ``hold_ms`` so that its holder hears of it first."""
+    """The coordinator ends the claim. The job waits ``hold_ms`` so that its holder hears of it first.
+
+    Nothing is taken for a cancellation that the record does not ask for: a stray cancel key ends no claim.
+    """
+    if command.why is c.Taken.CANCELLED and not job.cancel_requested:
+        return job
     hold = max(1, command.hold_ms)
     if job.cancel_requested:
         after = _cancelled(job, now_ms)
@@ -176,7 +181,10 @@ def fall_due(job: Job, command: c.FallDue, now_ms: int) -> Job:
 
 
 def update(job: Job, command: c.Update, now_ms: int) -> Job:
-    """New priority, due time or run_at; the rank follows. A job that was taken away keeps its hold."""
+    """New priority, due time or run_at; the rank follows. A job that was taken away keeps its hold.
+
+    A waiting job that is told to run now keeps its ready time: it neither loses its place nor gains time in the queue.
+    """
     terms = job.terms
     if command.priority is not None or command.due_ms is not None:
         terms = replace(
@@ -186,7 +194,8 @@ def update(job: Job, command: c.Update, now_ms: int) -> Job:
         )
     ready_ms, state = job.ready_ms, job.state
     if command.run_at_ms is not None:
-        ready_ms = max(command.run_at_ms, job.ready_ms if job.hold_ms else now_ms)
+        waits = job.state is JobState.PENDING and command.run_at_ms <= now_ms
+        ready_ms = job.ready_ms if waits else max(command.run_at_ms, job.ready_ms if job.hold_ms else now_ms)
         state = JobState.SCHEDULED if ready_ms > now_ms or job.hold_ms else JobState.PENDING
     after = replace(job, terms=terms, ready_ms=ready_ms, state=state, rank=_rank(terms, ready_ms))
     return job if after == job else after
@@ -222,6 +231,7 @@ def _expired(job: Job, now_ms: int) -> bool:
 
 
 def _wait(job: Job, now_ms: int, delay: int) -> Job:
+    delay = max(0, min(delay, MAX_DELAY_MS))
     ready_ms = now_ms + delay
     return replace(
         job,
@@ -239,7 +249,7 @@ def _returned(job: Job, now_ms: int, delay: int, *, hold_ms: int) -> Job:
     if job.cancel_requested:
         return _cancelled(job, now_ms)
     if losses > job.terms.retry.max_lease_losses and uncharged > FREE_RETURNS:
-        return _quarantined(job, now_ms)
+        return replace(_quarantined(job, now_ms), end_reason=f"returned {uncharged} times without a settlement")
     return replace(_wait(job, now_ms, delay), hold_ms=hold_ms)
 
 
