@@ -18,8 +18,8 @@ stage() { # name command...
     printf -- '-- %-22s %-6s %3d s\n' "$name" "$verdict" $(($(date +%s) - start))
 }
 
-stage ruff-format "$bin/ruff" format --check --quiet .
-stage ruff "$bin/ruff" check --quiet .
+stage ruff-format "$bin/ruff" format --check --output-format concise .
+stage ruff "$bin/ruff" check --output-format concise .
 stage mypy "$bin/mypy" --no-error-summary
 stage import-contracts "$bin/lint-imports" --no-logo
 stage buf-lint "$bin/buf" lint proto
