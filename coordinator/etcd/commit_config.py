@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from leasekeeper.internal.etcd.v1.kv_pb2 import TxnResponse
 
 __all__ = [
-    "Clock",
     "CommitHooks",
     "CommitterConfig",
     "CommitterStats",
     "EpochFence",
+    "MonotonicClock",
     "SystemClock",
     "TxnClient",
 ]
@@ -36,8 +36,8 @@ class TxnClient(Protocol):
     async def txn_bytes(self, request: bytes, *, timeout: float) -> TxnResponse: ...
 
 
-class Clock(Protocol):
-    """Monotonic seconds, and sleeping by them."""
+class MonotonicClock(Protocol):
+    """Monotonic seconds and sleeping by them: what is needed here of ``coordinator.ports.Clock``."""
 
     def monotonic(self) -> float: ...
 

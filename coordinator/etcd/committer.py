@@ -21,11 +21,11 @@ from collections.abc import Iterable
 from coordinator.errors import DeadlinePassed, NotApplied, RequestTooLarge, StorageError, TooManyRequests
 from coordinator.etcd.batching import Group, ReadyQueue
 from coordinator.etcd.commit_config import (
-    Clock,
     CommitHooks,
     CommitterConfig,
     CommitterStats,
     EpochFence,
+    MonotonicClock,
     SystemClock,
     TxnClient,
 )
@@ -66,10 +66,10 @@ class Committer:
         config: CommitterConfig | None = None,
         *,
         hooks: CommitHooks | None = None,
-        clock: Clock | None = None,
+        clock: MonotonicClock | None = None,
     ) -> None:
         self._config = config or CommitterConfig()
-        self._clock: Clock = clock or SystemClock()
+        self._clock: MonotonicClock = clock or SystemClock()
         limits = self._config.limits
         self.stats = CommitterStats([0] * (limits.max_ops + 1))
         self._lanes: LaneTable[Entry] = LaneTable()

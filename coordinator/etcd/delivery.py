@@ -29,11 +29,11 @@ from coordinator.errors import (
 from coordinator.etcd import wire
 from coordinator.etcd.batching import Group, ReadyQueue
 from coordinator.etcd.commit_config import (
-    Clock,
     CommitHooks,
     CommitterConfig,
     CommitterStats,
     EpochFence,
+    MonotonicClock,
     TxnClient,
 )
 from coordinator.etcd.guarded_op import Entry, OpResult, Responses
@@ -74,7 +74,7 @@ class Delivery:
         config: CommitterConfig,
         *,
         hooks: CommitHooks,
-        clock: Clock,
+        clock: MonotonicClock,
         owner: DeliveryOwner,
         ready: ReadyQueue,
         stats: CommitterStats,

@@ -107,9 +107,7 @@ class GroupLimits:
         if not 1 <= self.max_ops < self.max_txn_ops:
             raise ConfigError(f"max_ops {self.max_ops} is not in 1 .. max_txn_ops {self.max_txn_ops} - 1")
         if not 0 < self.request_bytes <= self.max_request_bytes:
-            raise ConfigError(
-                f"request_bytes {self.request_bytes} exceeds max_request_bytes {self.max_request_bytes} or is < 1"
-            )
+            raise ConfigError(f"request_bytes {self.request_bytes} is not in 1 .. {self.max_request_bytes}")
         if self.reply_bytes <= 0:
             raise ConfigError(f"reply_bytes {self.reply_bytes} is not positive")
 

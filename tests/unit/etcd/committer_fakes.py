@@ -1,10 +1,8 @@
-"""A scripted etcd and a stepped clock for the committer's tests."""
+"""A scripted etcd for the committer's tests, and a committer over it whose time the test steps."""
 
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -14,37 +12,9 @@ from coordinator.etcd.commit_config import CommitHooks, CommitterConfig, EpochFe
 from coordinator.etcd.committer import Committer
 from coordinator.etcd.guarded_op import GuardedOp, OpResult
 from leasekeeper.internal.etcd.v1 import kv_pb2 as pb
+from tests.support.clock import SteppingClock
 
 EPOCH_KEY = b"/epoch"
-
-
-class SteppedClock:
-    """Time that passes only when a test says so."""
-
-    def __init__(self) -> None:
-        self.now = 1000.0
-        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
-        self._numbers = itertools.count()
-
-    def monotonic(self) -> float:
-        return self.now
-
-    async def sleep(self, seconds: float) -> None:
-        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._sleepers, (self.now + seconds, next(self._numbers), future))
-        await future
-
-    async def advance(self, seconds: float) -> None:
-        """Let time pass, waking sleepers in their order and letting each act before the next."""
-        end = self.now + seconds
-        while self._sleepers and self._sleepers[0][0] <= end:
-            at, _, future = heapq.heappop(self._sleepers)
-            self.now = max(self.now, at)
-            if not future.done():
-                future.set_result(None)
-                await settle()
-        self.now = end
-        await settle()
 
 
 async def settle() -> None:
@@ -169,7 +139,7 @@ class Bench:
     """A running committer over a scripted etcd."""
 
     etcd: ScriptedEtcd
-    clock: SteppedClock
+    clock: SteppingClock
     epoch: Epoch
     committer: Committer
     own_revisions: list[int]
@@ -206,7 +176,7 @@ class Bench:
 
 def make_bench(config: CommitterConfig | None = None) -> Bench:
     """A committer that is not running yet."""
-    etcd, clock, epoch = ScriptedEtcd(), SteppedClock(), Epoch()
+    etcd, clock, epoch = ScriptedEtcd(), SteppingClock(), Epoch()
     own: list[int] = []
     committer = Committer(
         etcd,
