@@ -6,7 +6,7 @@
 set -eu
 cd "$(dirname -- "$0")/.."
 folders=
-for folder in ${TESTS:-tests/unit tests/property tests/conformance tests/integration tests/fault}; do
+for folder in ${TESTS:-tests/support tests/unit tests/property tests/conformance tests/integration tests/fault}; do
     if [ -e "$folder" ]; then folders="$folders $folder"; fi
 done
 # shellcheck disable=SC2086  # the list is meant to split
