@@ -94,7 +94,8 @@ class Cancel:
 class Lose:
     """The claim key is gone though the record says RUNNING: the holder's lease has ended.
 
-    ``token`` is the lost claim's, as far as it is known (mod revision of the state that the claim wrote), else 0.
+    ``token`` is the lost claim's, as far as it is known (mod revision of the state that the claim wrote),
+    else 0.
     """
 
     token: int = 0

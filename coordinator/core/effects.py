@@ -1,8 +1,8 @@
 """Every key write that follows from a transition. One pure function; no operation lists its writes by hand.
 
-A key's presence is a function of the record alone (design, section 4.1), so the writes are the difference between the
-keys of ``before`` and the keys of ``after``. Keys whose value is a copy of the record are put again with every change, so
-that they share its revision.
+A key's presence is a function of the record alone (design, section 4.1), so the writes are the difference
+between the keys of ``before`` and the keys of ``after``. Keys whose value is a copy of the record are put
+again with every change, so that they share its revision.
 """
 
 from __future__ import annotations
@@ -54,7 +54,9 @@ class Write(NamedTuple):
 
 def ready_key(job: Job) -> Where:
     """The key under which a PENDING job waits."""
-    return Where(Slot.READY, job.namespace, job.job_id, queue=job.terms.queue, type=job.terms.type, rank=job.rank)
+    return Where(
+        Slot.READY, job.namespace, job.job_id, queue=job.terms.queue, type=job.terms.type, rank=job.rank
+    )
 
 
 def keys_of(job: Job) -> dict[Where, bool]:
@@ -106,7 +108,7 @@ def effects(before: Job | None, after: Job | None, *, big_result: bool = False) 
 
 
 def repair_effects(job: Job) -> tuple[Write, ...]:
-    """Every key of ``job`` put again that can be put without knowing more than the record (not spec, claim, cancel)."""
+    """Every key of ``job`` that can be put again from the record alone (not spec, claim, cancel)."""
     known = (Slot.STATE, Slot.READY, Slot.DUE, Slot.UNIQUE)
     return tuple(Write(where, True, job.state in RETAINED) for where in keys_of(job) if where.slot in known)
 
@@ -119,7 +121,11 @@ def net(writes: Iterable[Write]) -> tuple[Write, ...]:
     by_key: dict[tuple[object, ...], Write] = {}
     for write in writes:
         where = write.where
-        key = (where.slot, where.namespace, where.queue, where.unique_key) if where.slot is Slot.UNIQUE else where
+        key = (
+            (where.slot, where.namespace, where.queue, where.unique_key)
+            if where.slot is Slot.UNIQUE
+            else where
+        )
         held = by_key.get(key)
         if held is None or write.put or not held.put:
             by_key[key] = write

@@ -1,8 +1,8 @@
 """The fencing token: epoch and revision in one positive int64, so that a store need keep only one number.
 
-The revision part is the create revision of the claim (or lock entry), which is the header revision of the Txn that made
-it: etcd's own documentation names it as the number to fence with. The epoch part is raised by hand after a restore, which
-sets revisions back.
+The revision part is the create revision of the claim (or lock entry), which is the header revision of the Txn
+that made it: etcd's own documentation names it as the number to fence with. The epoch part is raised by hand
+after a restore, which sets revisions back.
 """
 
 from __future__ import annotations

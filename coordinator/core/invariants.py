@@ -1,12 +1,13 @@
 """What must always hold, as functions that answer with sentences about what does not.
 
-Shared by the property tests, the fault suite and, in development, the reconciler. They look at what is stored, never at
-our own counters.
+Shared by the property tests, the fault suite and, in development, the reconciler. They look at what is
+stored, never at our own counters.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from coordinator.core.effects import Slot, Where, keys_of
 from coordinator.core.job import ATTEMPTS_KEPT, TERMINAL, AttemptOutcome, Claim, Job, JobState
@@ -25,6 +26,9 @@ def check_job(job: Job, claim: Claim | None) -> list[str]:
                 bad.append(f"{name}: RUNNING for session {job.current.session}, held by {claim.session}")
             if claim.attempt != job.attempt:
                 bad.append(f"{name}: RUNNING attempt {job.attempt}, claim is for attempt {claim.attempt}")
+            past = max((attempt.token for attempt in job.attempts), default=0)
+            if claim.token and claim.token <= past:
+                bad.append(f"{name}: held under token {claim.token}, after one of {past}")
         if len(running) != 1 or job.attempts[-1] is not running[0]:
             bad.append(f"{name}: RUNNING with {len(running)} attempts under way")
     else:
@@ -35,7 +39,7 @@ def check_job(job: Job, claim: Claim | None) -> list[str]:
     if len(job.attempts) > ATTEMPTS_KEPT or len(job.attempts) > job.attempt:
         bad.append(f"{name}: remembers {len(job.attempts)} of {job.attempt} attempts")
     tokens = [attempt.token for attempt in job.attempts if attempt.token]
-    if any(later <= earlier for earlier, later in zip(tokens, tokens[1:], strict=False)):
+    if any(later <= earlier for earlier, later in pairwise(tokens)):
         bad.append(f"{name}: tokens do not grow: {tokens}")
     if job.state in TERMINAL and not job.settle_ms:
         bad.append(f"{name}: {job.state.name} without a time of its end")
@@ -63,14 +67,26 @@ def check_keys(job: Job, present: Sequence[Where]) -> list[str]:
 
 
 def check_history(versions: Sequence[Job]) -> list[str]:
-    """Violations over the successive records of one incarnation of a job: no way back, nothing shrinks."""
+    """Violations over the successive records of one incarnation of a job: no way back, nothing shrinks.
+
+    An incarnation ends with deletion, and with a retry by hand, which starts the counters again.
+    """
     bad: list[str] = []
-    for earlier, later in zip(versions, versions[1:], strict=False):
+    for earlier, later in pairwise(versions):
         name = f"{later.namespace}/{later.job_id}"
         if earlier.state in (JobState.SUCCEEDED, JobState.CANCELLED):
             bad.append(f"{name}: {earlier.state.name} was followed by {later.state.name}")
-        counters: Mapping[str, tuple[int, int]] = {"attempt": (earlier.attempt, later.attempt)}
+        counters: Mapping[str, tuple[int, int]] = {
+            "attempt": (earlier.attempt, later.attempt),
+            "failures": (earlier.failures, later.failures),
+            "lease_losses": (earlier.lease_losses, later.lease_losses),
+            "uncharged": (earlier.uncharged, later.uncharged),
+        }
         bad += [f"{name}: {what} fell from {a} to {b}" for what, (a, b) in counters.items() if b < a]
-        if earlier.state is JobState.RUNNING and later.state is JobState.RUNNING and later.attempt != earlier.attempt:
+        if (
+            earlier.state is JobState.RUNNING
+            and later.state is JobState.RUNNING
+            and later.attempt != earlier.attempt
+        ):
             bad.append(f"{name}: attempt {later.attempt} began before attempt {earlier.attempt} had ended")
     return bad

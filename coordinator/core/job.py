@@ -68,9 +68,10 @@ class AttemptOutcome(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
-    """What a job was submitted with. Times are milliseconds since the Unix epoch, spans are milliseconds, 0 is none.
+    """What a job was submitted with. Times are Unix milliseconds, spans are milliseconds, 0 is none.
 
-    ``digest`` covers everything that the submitter said, the payload included; ``request_digest`` is the request id's.
+    ``digest`` covers everything that the submitter said, the payload included; ``request_digest`` is the
+    request id's.
     """
 
     queue: str
@@ -122,7 +123,10 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A session's exclusive hold on one attempt. ``token`` is the fencing token on the wire scale, 0 before the commit."""
+    """A session's exclusive hold on one attempt.
+
+    ``token`` is the fencing token on the wire scale, 0 before the commit.
+    """
 
     session: str
     attempt: int
@@ -139,8 +143,8 @@ class Claim:
 class Job:
     """A job as its record says. Replaced, never mutated.
 
-    ``hold_ms`` is set on a job that was taken away from a live session: whoever makes it claimable again must itself have
-    seen it waiting that long, so that the holder hears of it first (design: P8).
+    ``hold_ms`` is set on a job that was taken away from a live session: whoever makes it claimable again must
+    itself have seen it waiting that long, so that the holder hears of it first (design: P8).
     """
 
     namespace: str
@@ -171,7 +175,7 @@ class Job:
 
     @property
     def due_key_ms(self) -> int:
-        """Where its ``due/`` key stands, or 0 for none: the earliest moment at which time alone changes this job."""
+        """Where its ``due/`` key stands: the earliest moment at which time alone changes it; 0 for none."""
         total = self.terms.submit_ms + self.terms.total_timeout_ms if self.terms.total_timeout_ms else 0
         if self.state is JobState.SCHEDULED:
             own = self.ready_ms
@@ -189,7 +193,7 @@ class Job:
         return self.attempts[-1] if self.state is JobState.RUNNING and self.attempts else None
 
     def attempt_with(self, token: int) -> Attempt | None:
-        """The remembered attempt that ended under ``token``; 0 stands for no attempt, though lost ones may carry it."""
+        """The remembered attempt that ended under ``token``; 0 is nobody's, though lost ones may carry it."""
         if token <= 0:
             return None
         for attempt in reversed(self.attempts):

@@ -1,17 +1,19 @@
 """Every transition of a job: one table, one function.
 
-``TRANSITIONS`` maps (state, command) to the rule that computes the next record, the states that it may lead to, and the
-guard under which the Txn may be committed. A pair that is not in the table changes nothing and is refused; ``_REFUSALS``
-says how. docs/states.md is drawn from the table.
+``TRANSITIONS`` maps (state, command) to the rule that computes the next record, the states that it may lead
+to, and the guard under which the Txn may be committed. A pair that is not in the table changes nothing and is
+refused; ``_refuse`` says how. docs/states.md is drawn from the table.
 
 Two rules hold the whole together:
 
-* A settlement acts only through the token. The token of the present claim settles; the token of a remembered attempt is
-  answered as it was answered then, if the content is the same; every other token is CLAIM_LOST. It matters nowhere who
-  calls.
-* A guard compares what the decision was based on. A decision is void if the guard fails: read again, decide again.
+* A settlement acts only through the token. The token of the present claim settles; the token of a remembered
+  attempt is answered as it was answered then, if the content is the same; every other token is CLAIM_LOST. It
+  matters nowhere who calls.
+* A guard compares what the decision was based on. A decision is void if the guard fails: read again, decide
+  again.
 
-``decide`` never sees etcd. What a transition writes besides the record follows from ``effects.effects(before, after)``.
+``decide`` never sees etcd. What a transition writes besides the record follows from ``effects.effects(before,
+after)``.
 """
 
 from __future__ import annotations
@@ -157,7 +159,9 @@ def decide(job: Job | None, claim: Claim | None, command: c.Command, now_ms: int
         return Unchanged(job)
     target = after.state if after is not None else None
     assert target in row.targets, f"{job.state.name} may not become {target} by {type(command).__name__}"
-    big = command.result if isinstance(command, c.Complete) and after is not None and not after.result else b""
+    big = (
+        command.result if isinstance(command, c.Complete) and after is not None and not after.result else b""
+    )
     return Decision(after, row.guard, big)
 
 
@@ -165,7 +169,9 @@ def _submit_again(job: Job, command: c.Submit) -> Outcome:
     if job.terms.digest == command.terms.digest:
         return Unchanged(job)
     if command.terms.request_digest and job.terms.request_digest == command.terms.request_digest:
-        return Refusal(Reason.REQUEST_ID_REUSED, "this request_id came with other content before", {"job_id": job.job_id})
+        return Refusal(
+            Reason.REQUEST_ID_REUSED, "this request_id came with other content before", {"job_id": job.job_id}
+        )
     return Refusal(
         Reason.JOB_EXISTS,
         "a job with this id and other content exists",

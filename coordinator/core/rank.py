@@ -1,8 +1,8 @@
 """The order in which waiting jobs are handed out: by virtual deadline.
 
-Every job is due at the earlier of its own ``due_time`` and its ready time plus the target wait of its priority, so each
-job ages and none starves. The shape is that of earliest-deadline-first (Liu and Layland, 1973) with deadlines that the
-service makes up itself.
+Every job is due at the earlier of its own ``due_time`` and its ready time plus the target wait of its
+priority, so each job ages and none starves. The shape is that of earliest-deadline-first (Liu and Layland,
+1973) with deadlines that the service makes up itself.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ TARGET_WAIT_MS: Final[tuple[int, ...]] = (1_000, 10_000, 60_000, 600_000, 3_600_
 
 
 class Rank(NamedTuple):
-    """Position in a queue: ``ms`` is the virtual deadline (Unix milliseconds), ``counter`` breaks ties in order of submission."""
+    """Position in a queue.
+
+    ``ms`` is the virtual deadline (Unix milliseconds), ``counter`` breaks ties in order of submission.
+    """
 
     ms: int
     counter: int
@@ -29,7 +32,8 @@ def rank(*, ready_ms: int, submit_ms: int, due_ms: int, priority: int, counter: 
 
     Args:
         ready_ms: when it becomes claimable, Unix milliseconds.
-        submit_ms: when it was submitted; the rank is not below it, so that a due time in the past gains nothing.
+        submit_ms: when it was submitted; the rank is not below it, so that a due time in the past gains
+            nothing.
         due_ms: its SLA, 0 for none.
         priority: 1 to 5.
         counter: order of submission.

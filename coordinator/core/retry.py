@@ -33,8 +33,9 @@ class RetryPolicy:
 def delay_ms(policy: RetryPolicy, failures: int, jitter_number: float) -> int:
     """Milliseconds to wait after the ``failures``-th charged failure (1, 2, …).
 
-    Grows by ``multiplier`` from ``initial_ms`` to ``cap_ms``, then moves by up to ± ``jitter``/2 of itself, never above the
-    cap and never below 1 ms. Multiplies step by step and stops at the cap, so no exponent can overflow.
+    Grows by ``multiplier`` from ``initial_ms`` to ``cap_ms``, then moves by up to ± ``jitter``/2 of itself,
+    never above the cap and never below 1 ms. Multiplies step by step and stops at the cap, so no exponent can
+    overflow.
 
     Args:
         policy: the job's policy.

@@ -1,4 +1,4 @@
-"""The rules of the transition table: each computes the next record from the present one. Called by ``machine`` only."""
+"""The rules of the transition table: each computes the next record from the present one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from coordinator.core.retry import MAX_DELAY_MS, delay_ms
 __all__ = ["FREE_RETURNS"]
 
 FREE_RETURNS: Final = 20
-"""Uncharged returns of a job; each further one counts as a lease loss, so that no job circles for ever (design, section 5)."""
+"""Free returns of a job; each further one counts as a lease loss, so none circles for ever (design, 5)."""
 
 
 def submit(command: c.Submit, now_ms: int) -> Job:
@@ -83,7 +83,9 @@ def fail(job: Job, command: c.Fail, now_ms: int) -> Job:
     elif command.no_retry:
         after = _dead(replace(job, failures=failures), now_ms, "told not to retry")
     elif command.failure_type in policy.non_retryable_types:
-        after = _dead(replace(job, failures=failures), now_ms, f"failure type {command.failure_type} is not retryable")
+        after = _dead(
+            replace(job, failures=failures), now_ms, f"failure type {command.failure_type} is not retryable"
+        )
     elif failures > policy.max_retries:
         after = _dead(replace(job, failures=failures), now_ms, "retries used up")
     else:
@@ -183,7 +185,8 @@ def fall_due(job: Job, command: c.FallDue, now_ms: int) -> Job:
 def update(job: Job, command: c.Update, now_ms: int) -> Job:
     """New priority, due time or run_at; the rank follows. A job that was taken away keeps its hold.
 
-    A waiting job that is told to run now keeps its ready time: it neither loses its place nor gains time in the queue.
+    A waiting job that is told to run now keeps its ready time: it neither loses its place nor gains time in
+    the queue.
     """
     terms = job.terms
     if command.priority is not None or command.due_ms is not None:
@@ -226,7 +229,9 @@ def _expired(job: Job, now_ms: int) -> bool:
     if terms.total_timeout_ms and now_ms >= terms.submit_ms + terms.total_timeout_ms:
         return True
     return bool(
-        job.state is JobState.PENDING and terms.queue_timeout_ms and now_ms >= job.ready_ms + terms.queue_timeout_ms
+        job.state is JobState.PENDING
+        and terms.queue_timeout_ms
+        and now_ms >= job.ready_ms + terms.queue_timeout_ms
     )
 
 
@@ -249,7 +254,9 @@ def _returned(job: Job, now_ms: int, delay: int, *, hold_ms: int) -> Job:
     if job.cancel_requested:
         return _cancelled(job, now_ms)
     if losses > job.terms.retry.max_lease_losses and uncharged > FREE_RETURNS:
-        return replace(_quarantined(job, now_ms), end_reason=f"returned {uncharged} times without a settlement")
+        return replace(
+            _quarantined(job, now_ms), end_reason=f"returned {uncharged} times without a settlement"
+        )
     return replace(_wait(job, now_ms, delay), hold_ms=hold_ms)
 
 
