@@ -77,7 +77,7 @@ class Terms:
     queue: str
     type: str
     priority: int = 3
-    labels: Mapping[str, str] = _NO_LABELS
+    labels: Mapping[str, str] = field(default_factory=lambda: _NO_LABELS)
     submit_ms: int
     due_ms: int = 0
     counter: int = 0
