@@ -72,6 +72,24 @@ class SpecRecord(google.protobuf.message.Message):
 global___SpecRecord = SpecRecord
 
 @typing.final
+class ProgressRecord(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RATIO_FIELD_NUMBER: builtins.int
+    NOTE_FIELD_NUMBER: builtins.int
+    ratio: builtins.float
+    note: builtins.str
+    def __init__(
+        self,
+        *,
+        ratio: builtins.float = ...,
+        note: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["note", b"note", "ratio", b"ratio"]) -> None: ...
+
+global___ProgressRecord = ProgressRecord
+
+@typing.final
 class AttemptRecord(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -118,8 +136,8 @@ class AttemptRecord(google.protobuf.message.Message):
 global___AttemptRecord = AttemptRecord
 
 @typing.final
-class StateRecord(google.protobuf.message.Message):
-    """`state/<hh>/<job>`, and inside `ready/…`."""
+class TermsRecord(google.protobuf.message.Message):
+    """What a job was submitted with; rewritten only by UpdateJob. Nested, so that a transition can copy its bytes."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -139,148 +157,143 @@ class StateRecord(google.protobuf.message.Message):
         ) -> None: ...
         def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
 
-    FORMAT_FIELD_NUMBER: builtins.int
-    STATE_FIELD_NUMBER: builtins.int
     QUEUE_FIELD_NUMBER: builtins.int
     TYPE_FIELD_NUMBER: builtins.int
     LABELS_FIELD_NUMBER: builtins.int
     PRIORITY_FIELD_NUMBER: builtins.int
     SUBMIT_MS_FIELD_NUMBER: builtins.int
-    READY_MS_FIELD_NUMBER: builtins.int
     DUE_MS_FIELD_NUMBER: builtins.int
-    RANK_MS_FIELD_NUMBER: builtins.int
-    RANK_COUNTER_FIELD_NUMBER: builtins.int
-    ATTEMPT_FIELD_NUMBER: builtins.int
-    FAILURES_FIELD_NUMBER: builtins.int
-    LEASE_LOSSES_FIELD_NUMBER: builtins.int
-    UNCHARGED_FIELD_NUMBER: builtins.int
+    COUNTER_FIELD_NUMBER: builtins.int
     RETRY_FIELD_NUMBER: builtins.int
     QUEUE_TIMEOUT_MS_FIELD_NUMBER: builtins.int
     RUN_TIMEOUT_MS_FIELD_NUMBER: builtins.int
     TOTAL_TIMEOUT_MS_FIELD_NUMBER: builtins.int
     HEARTBEAT_TIMEOUT_MS_FIELD_NUMBER: builtins.int
     UNIQUE_KEY_FIELD_NUMBER: builtins.int
-    DIGEST_FIELD_NUMBER: builtins.int
-    CANCEL_REQUESTED_FIELD_NUMBER: builtins.int
-    CANCEL_REASON_FIELD_NUMBER: builtins.int
     PAYLOAD_SIZE_FIELD_NUMBER: builtins.int
-    ATTEMPTS_FIELD_NUMBER: builtins.int
-    RESULT_FIELD_NUMBER: builtins.int
-    RESULT_CONTENT_TYPE_FIELD_NUMBER: builtins.int
-    RESULT_SIZE_FIELD_NUMBER: builtins.int
-    END_REASON_FIELD_NUMBER: builtins.int
-    SETTLE_MS_FIELD_NUMBER: builtins.int
-    PROGRESS_RATIO_FIELD_NUMBER: builtins.int
-    PROGRESS_NOTE_FIELD_NUMBER: builtins.int
+    DIGEST_FIELD_NUMBER: builtins.int
     REQUEST_DIGEST_FIELD_NUMBER: builtins.int
-    HAS_CHECKPOINT_FIELD_NUMBER: builtins.int
-    DUE_KEY_MS_FIELD_NUMBER: builtins.int
-    format: builtins.int
-    state: builtins.int
     queue: builtins.str
     type: builtins.str
     priority: builtins.int
     submit_ms: builtins.int
-    ready_ms: builtins.int
     due_ms: builtins.int
-    rank_ms: builtins.int
-    rank_counter: builtins.int
-    attempt: builtins.int
-    failures: builtins.int
-    lease_losses: builtins.int
-    uncharged: builtins.int
+    counter: builtins.int
     queue_timeout_ms: builtins.int
     run_timeout_ms: builtins.int
     total_timeout_ms: builtins.int
     heartbeat_timeout_ms: builtins.int
     unique_key: builtins.str
-    digest: builtins.bytes
-    cancel_requested: builtins.bool
-    cancel_reason: builtins.str
     payload_size: builtins.int
-    result: builtins.bytes
-    result_content_type: builtins.str
-    result_size: builtins.int
-    end_reason: builtins.str
-    settle_ms: builtins.int
-    progress_ratio: builtins.float
-    progress_note: builtins.str
+    digest: builtins.bytes
     request_digest: builtins.bytes
-    has_checkpoint: builtins.bool
-    due_key_ms: builtins.int
-    """Where this record's due/ key stands, 0 if it has none."""
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
     @property
     def retry(self) -> global___RetryRecord: ...
-    @property
-    def attempts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___AttemptRecord]: ...
     def __init__(
         self,
         *,
-        format: builtins.int = ...,
-        state: builtins.int = ...,
         queue: builtins.str = ...,
         type: builtins.str = ...,
         labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
         priority: builtins.int = ...,
         submit_ms: builtins.int = ...,
-        ready_ms: builtins.int = ...,
         due_ms: builtins.int = ...,
-        rank_ms: builtins.int = ...,
-        rank_counter: builtins.int = ...,
-        attempt: builtins.int = ...,
-        failures: builtins.int = ...,
-        lease_losses: builtins.int = ...,
-        uncharged: builtins.int = ...,
+        counter: builtins.int = ...,
         retry: global___RetryRecord | None = ...,
         queue_timeout_ms: builtins.int = ...,
         run_timeout_ms: builtins.int = ...,
         total_timeout_ms: builtins.int = ...,
         heartbeat_timeout_ms: builtins.int = ...,
         unique_key: builtins.str = ...,
-        digest: builtins.bytes = ...,
-        cancel_requested: builtins.bool = ...,
-        cancel_reason: builtins.str = ...,
         payload_size: builtins.int = ...,
-        attempts: collections.abc.Iterable[global___AttemptRecord] | None = ...,
-        result: builtins.bytes = ...,
-        result_content_type: builtins.str = ...,
-        result_size: builtins.int = ...,
-        end_reason: builtins.str = ...,
-        settle_ms: builtins.int = ...,
-        progress_ratio: builtins.float = ...,
-        progress_note: builtins.str = ...,
+        digest: builtins.bytes = ...,
         request_digest: builtins.bytes = ...,
-        has_checkpoint: builtins.bool = ...,
-        due_key_ms: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["retry", b"retry"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "attempts", b"attempts", "cancel_reason", b"cancel_reason", "cancel_requested", b"cancel_requested", "digest", b"digest", "due_key_ms", b"due_key_ms", "due_ms", b"due_ms", "end_reason", b"end_reason", "failures", b"failures", "format", b"format", "has_checkpoint", b"has_checkpoint", "heartbeat_timeout_ms", b"heartbeat_timeout_ms", "labels", b"labels", "lease_losses", b"lease_losses", "payload_size", b"payload_size", "priority", b"priority", "progress_note", b"progress_note", "progress_ratio", b"progress_ratio", "queue", b"queue", "queue_timeout_ms", b"queue_timeout_ms", "rank_counter", b"rank_counter", "rank_ms", b"rank_ms", "ready_ms", b"ready_ms", "request_digest", b"request_digest", "result", b"result", "result_content_type", b"result_content_type", "result_size", b"result_size", "retry", b"retry", "run_timeout_ms", b"run_timeout_ms", "settle_ms", b"settle_ms", "state", b"state", "submit_ms", b"submit_ms", "total_timeout_ms", b"total_timeout_ms", "type", b"type", "uncharged", b"uncharged", "unique_key", b"unique_key"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["counter", b"counter", "digest", b"digest", "due_ms", b"due_ms", "heartbeat_timeout_ms", b"heartbeat_timeout_ms", "labels", b"labels", "payload_size", b"payload_size", "priority", b"priority", "queue", b"queue", "queue_timeout_ms", b"queue_timeout_ms", "request_digest", b"request_digest", "retry", b"retry", "run_timeout_ms", b"run_timeout_ms", "submit_ms", b"submit_ms", "total_timeout_ms", b"total_timeout_ms", "type", b"type", "unique_key", b"unique_key"]) -> None: ...
 
-global___StateRecord = StateRecord
+global___TermsRecord = TermsRecord
 
 @typing.final
-class ReadyRecord(google.protobuf.message.Message):
-    """`ready/<queue>/<type>/<rank>/<job>`."""
+class StateRecord(google.protobuf.message.Message):
+    """`state/<hh>/<job>`, and, byte for byte the same, `ready/<queue>/<type>/<rank>/<job>`."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     FORMAT_FIELD_NUMBER: builtins.int
     STATE_FIELD_NUMBER: builtins.int
+    TERMS_FIELD_NUMBER: builtins.int
+    READY_MS_FIELD_NUMBER: builtins.int
+    RANK_MS_FIELD_NUMBER: builtins.int
+    RANK_COUNTER_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    FAILURES_FIELD_NUMBER: builtins.int
+    LEASE_LOSSES_FIELD_NUMBER: builtins.int
+    UNCHARGED_FIELD_NUMBER: builtins.int
+    HOLD_MS_FIELD_NUMBER: builtins.int
+    CANCEL_REQUESTED_FIELD_NUMBER: builtins.int
+    CANCEL_REASON_FIELD_NUMBER: builtins.int
+    ATTEMPTS_FIELD_NUMBER: builtins.int
+    PROGRESS_FIELD_NUMBER: builtins.int
+    RESULT_FIELD_NUMBER: builtins.int
+    RESULT_CONTENT_TYPE_FIELD_NUMBER: builtins.int
+    RESULT_SIZE_FIELD_NUMBER: builtins.int
+    END_REASON_FIELD_NUMBER: builtins.int
+    SETTLE_MS_FIELD_NUMBER: builtins.int
     format: builtins.int
+    state: builtins.int
+    ready_ms: builtins.int
+    rank_ms: builtins.int
+    rank_counter: builtins.int
+    attempt: builtins.int
+    failures: builtins.int
+    lease_losses: builtins.int
+    uncharged: builtins.int
+    hold_ms: builtins.int
+    """Set on a job that was taken away from a live session: how long a promoter must have seen it waiting."""
+    cancel_requested: builtins.bool
+    cancel_reason: builtins.str
+    result: builtins.bytes
+    result_content_type: builtins.str
+    result_size: builtins.int
+    end_reason: builtins.str
+    settle_ms: builtins.int
     @property
-    def state(self) -> global___StateRecord: ...
+    def terms(self) -> global___TermsRecord: ...
+    @property
+    def attempts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___AttemptRecord]: ...
+    @property
+    def progress(self) -> global___ProgressRecord: ...
     def __init__(
         self,
         *,
         format: builtins.int = ...,
-        state: global___StateRecord | None = ...,
+        state: builtins.int = ...,
+        terms: global___TermsRecord | None = ...,
+        ready_ms: builtins.int = ...,
+        rank_ms: builtins.int = ...,
+        rank_counter: builtins.int = ...,
+        attempt: builtins.int = ...,
+        failures: builtins.int = ...,
+        lease_losses: builtins.int = ...,
+        uncharged: builtins.int = ...,
+        hold_ms: builtins.int = ...,
+        cancel_requested: builtins.bool = ...,
+        cancel_reason: builtins.str = ...,
+        attempts: collections.abc.Iterable[global___AttemptRecord] | None = ...,
+        progress: global___ProgressRecord | None = ...,
+        result: builtins.bytes = ...,
+        result_content_type: builtins.str = ...,
+        result_size: builtins.int = ...,
+        end_reason: builtins.str = ...,
+        settle_ms: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["state", b"state"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["format", b"format", "state", b"state"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["progress", b"progress", "terms", b"terms"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "attempts", b"attempts", "cancel_reason", b"cancel_reason", "cancel_requested", b"cancel_requested", "end_reason", b"end_reason", "failures", b"failures", "format", b"format", "hold_ms", b"hold_ms", "lease_losses", b"lease_losses", "progress", b"progress", "rank_counter", b"rank_counter", "rank_ms", b"rank_ms", "ready_ms", b"ready_ms", "result", b"result", "result_content_type", b"result_content_type", "result_size", b"result_size", "settle_ms", b"settle_ms", "state", b"state", "terms", b"terms", "uncharged", b"uncharged"]) -> None: ...
 
-global___ReadyRecord = ReadyRecord
+global___StateRecord = StateRecord
 
 @typing.final
 class DueRecord(google.protobuf.message.Message):
@@ -290,15 +303,18 @@ class DueRecord(google.protobuf.message.Message):
 
     FORMAT_FIELD_NUMBER: builtins.int
     QUEUE_FIELD_NUMBER: builtins.int
+    HOLD_MS_FIELD_NUMBER: builtins.int
     format: builtins.int
     queue: builtins.str
+    hold_ms: builtins.int
     def __init__(
         self,
         *,
         format: builtins.int = ...,
         queue: builtins.str = ...,
+        hold_ms: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["format", b"format", "queue", b"queue"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["format", b"format", "hold_ms", b"hold_ms", "queue", b"queue"]) -> None: ...
 
 global___DueRecord = DueRecord
 
@@ -376,16 +392,15 @@ class CheckpointRecord(google.protobuf.message.Message):
     ATTEMPT_FIELD_NUMBER: builtins.int
     SEQUENCE_FIELD_NUMBER: builtins.int
     CHECKPOINT_FIELD_NUMBER: builtins.int
-    PROGRESS_RATIO_FIELD_NUMBER: builtins.int
-    PROGRESS_NOTE_FIELD_NUMBER: builtins.int
+    PROGRESS_FIELD_NUMBER: builtins.int
     SAVED_MS_FIELD_NUMBER: builtins.int
     format: builtins.int
     attempt: builtins.int
     sequence: builtins.int
     checkpoint: builtins.bytes
-    progress_ratio: builtins.float
-    progress_note: builtins.str
     saved_ms: builtins.int
+    @property
+    def progress(self) -> global___ProgressRecord: ...
     def __init__(
         self,
         *,
@@ -393,11 +408,11 @@ class CheckpointRecord(google.protobuf.message.Message):
         attempt: builtins.int = ...,
         sequence: builtins.int = ...,
         checkpoint: builtins.bytes = ...,
-        progress_ratio: builtins.float = ...,
-        progress_note: builtins.str = ...,
+        progress: global___ProgressRecord | None = ...,
         saved_ms: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "checkpoint", b"checkpoint", "format", b"format", "progress_note", b"progress_note", "progress_ratio", b"progress_ratio", "saved_ms", b"saved_ms", "sequence", b"sequence"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["progress", b"progress"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "checkpoint", b"checkpoint", "format", b"format", "progress", b"progress", "saved_ms", b"saved_ms", "sequence", b"sequence"]) -> None: ...
 
 global___CheckpointRecord = CheckpointRecord
 
@@ -590,3 +605,74 @@ class TypeRecord(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["first_ms", b"first_ms", "format", b"format"]) -> None: ...
 
 global___TypeRecord = TypeRecord
+
+@typing.final
+class NamespaceRecord(google.protobuf.message.Message):
+    """`_system/namespace/<namespace>`: which namespaces coordinators watch."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FORMAT_FIELD_NUMBER: builtins.int
+    FIRST_MS_FIELD_NUMBER: builtins.int
+    format: builtins.int
+    first_ms: builtins.int
+    def __init__(
+        self,
+        *,
+        format: builtins.int = ...,
+        first_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["first_ms", b"first_ms", "format", b"format"]) -> None: ...
+
+global___NamespaceRecord = NamespaceRecord
+
+@typing.final
+class LeaderRecord(google.protobuf.message.Message):
+    """`_system/leader/<role>`."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FORMAT_FIELD_NUMBER: builtins.int
+    COORDINATOR_FIELD_NUMBER: builtins.int
+    SINCE_MS_FIELD_NUMBER: builtins.int
+    format: builtins.int
+    coordinator: builtins.str
+    since_ms: builtins.int
+    def __init__(
+        self,
+        *,
+        format: builtins.int = ...,
+        coordinator: builtins.str = ...,
+        since_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["coordinator", b"coordinator", "format", b"format", "since_ms", b"since_ms"]) -> None: ...
+
+global___LeaderRecord = LeaderRecord
+
+@typing.final
+class CompactRecord(google.protobuf.message.Message):
+    """`_system/compact`: the last compaction; its winner is whoever swapped it."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FORMAT_FIELD_NUMBER: builtins.int
+    COMPACTED_FIELD_NUMBER: builtins.int
+    SEEN_FIELD_NUMBER: builtins.int
+    AT_MS_FIELD_NUMBER: builtins.int
+    format: builtins.int
+    compacted: builtins.int
+    """What was handed to etcd: history below this revision is gone."""
+    seen: builtins.int
+    """Where history stood when this record was written, and when: the next compaction goes up to here."""
+    at_ms: builtins.int
+    def __init__(
+        self,
+        *,
+        format: builtins.int = ...,
+        compacted: builtins.int = ...,
+        seen: builtins.int = ...,
+        at_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["at_ms", b"at_ms", "compacted", b"compacted", "format", b"format", "seen", b"seen"]) -> None: ...
+
+global___CompactRecord = CompactRecord
