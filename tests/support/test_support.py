@@ -84,7 +84,7 @@ def test_etcd_restarts_on_the_same_port_and_data(etcd_factory: EtcdFactory) -> N
     server = etcd_factory()
     endpoint = server.endpoint
     server.kill()
-    assert not server.running
+    assert not server.healthy()
     server.restart()
     assert server.endpoint == endpoint
     server.pause()
