@@ -3,7 +3,8 @@
 ::
 
     LeasekeeperError
-    ├── RequestError                    what a caller is told; ``rpc/status.py`` maps each reason to one gRPC code
+    ├── RequestError                    what a caller is told; ``rpc/status.py`` maps each reason to one
+    gRPC code
     ├── StorageError                    what etcd did with a request; raised by ``coordinator/etcd`` only
     │   ├── NotApplied                  certain: nothing was written by this try
     │   │   ├── RequestTooLarge

@@ -1,10 +1,10 @@
 """What the services need from the outside, as protocols. ``coordinator/etcd`` implements the storage half.
 
-Tokens are on the wire scale (``core.fencing``) everywhere above the etcd layer; ``revision`` is etcd's own number and is
-only compared, never computed with. Deadlines are absolute, in seconds of ``Clock.monotonic``.
+Tokens are on the wire scale (``core.fencing``) everywhere above the etcd layer; ``revision`` is etcd's own
+number and is only compared, never computed with. Deadlines are absolute, in seconds of ``Clock.monotonic``.
 
-Storage calls raise ``coordinator.errors.StorageError``s: NotApplied (certain: nothing was written), OutcomeUnknown (the
-write may stand), EtcdUnavailable (a read failed).
+Storage calls raise ``coordinator.errors.StorageError``s: NotApplied (certain: nothing was written),
+OutcomeUnknown (the write may stand), EtcdUnavailable (a read failed).
 """
 
 from __future__ import annotations
@@ -115,8 +115,9 @@ class Operation:
     """One guarded transition to commit.
 
     ``before`` is what the decision was based on, ``after`` what is to be (None: deleted), ``writes`` is
-    ``effects(before.job, after)``. ``token`` is compared under Guard.HELD. ``claim`` is put by a claim; its session's
-    witness is compared. ``want_spec`` and ``want_checkpoint`` read them in the same Txn if it wins.
+    ``effects(before.job, after)``. ``token`` is compared under Guard.HELD. ``claim`` is put by a claim;
+    its session's witness is compared. ``want_spec`` and ``want_checkpoint`` read them in the same Txn if
+    it wins.
     """
 
     guard: Guard
@@ -137,10 +138,11 @@ class Operation:
 class Commit:
     """What became of an operation.
 
-    If it ``won``: ``stored`` is the record with its new revision (None if deleted), ``token`` the claim's token for a
-    claim, ``spec`` and ``checkpoint`` what was asked for. If it lost: ``stored``, ``claim`` and ``unique_owner`` are what
-    stands there instead; after an unknown outcome (``resent``) that may be our own first try, and the caller looks
-    for its nonce, digest or token. ``session_gone``: the session's witness is not on its lease.
+    If it ``won``: ``stored`` is the record with its new revision (None if deleted), ``token`` the claim's
+    token for a claim, ``spec`` and ``checkpoint`` what was asked for. If it lost: ``stored``, ``claim``
+    and ``unique_owner`` are what stands there instead; after an unknown outcome (``resent``) that may be
+    our own first try, and the caller looks for its nonce, digest or token. ``session_gone``: the session's
+    witness is not on its lease.
     """
 
     won: bool
@@ -213,9 +215,16 @@ class JobStore(Protocol):
         """State and claim of several jobs."""
 
     async def list_jobs(
-        self, namespace: str, *, cursor: str, limit: int, deadline: float, states: frozenset[JobState] | None = None
+        self,
+        namespace: str,
+        *,
+        cursor: str,
+        limit: int,
+        deadline: float,
+        states: frozenset[JobState] | None = None,
     ) -> JobPage:
-        """The next records, at most ``limit`` examined, in ranges that end tightly. Undecodable ones are left out and counted."""
+        """The next records, at most ``limit`` examined, in ranges that end tightly. Undecodable ones are
+        left out and counted."""
 
     async def save_checkpoint(
         self, namespace: str, job_id: str, token: int, checkpoint: Checkpoint, *, deadline: float
@@ -233,7 +242,15 @@ class JobStore(Protocol):
         """Delete a due key that its job does not have, if it is unchanged."""
 
     async def list_ready(
-        self, namespace: str, queue: str, type_: str, *, after: Rank | None, until: Rank, limit: int, deadline: float
+        self,
+        namespace: str,
+        queue: str,
+        type_: str,
+        *,
+        after: Rank | None,
+        until: Rank,
+        limit: int,
+        deadline: float,
     ) -> ReadyPage:
         """Waiting jobs with rank in (after, until], at most ``limit``."""
 
@@ -252,7 +269,8 @@ class JobStore(Protocol):
     async def watch_states(
         self, namespace: str, *, after_revision: int, sink: StateSink, stop: Awaitable[None] | None = None
     ) -> None:
-        """Feed ``sink`` with every change of a ``state`` key after ``after_revision`` (0: now) until cancelled.
+        """Feed ``sink`` with every change of a ``state`` key after ``after_revision`` (0: now) until
+        cancelled.
 
         Raises:
             Compacted: that revision is gone.
@@ -271,7 +289,8 @@ class StateSink(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """A worker process's presence. ``command`` is 0 none, 1 quiet, 2 terminate. ``revision`` is its witness's create revision."""
+    """A worker process's presence. ``command`` is 0 none, 1 quiet, 2 terminate. ``revision`` is its
+    witness's create revision."""
 
     namespace: str
     session_id: str
@@ -288,7 +307,8 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class KeptAlive:
-    """A keepalive's answer: granted TTL (0: the lease is gone), and the raft term of the member that gave it."""
+    """A keepalive's answer: granted TTL (0: the lease is gone), and the raft term of the member that gave
+    it."""
 
     ttl_ms: int
     raft_term: int
@@ -325,7 +345,8 @@ class SessionStore(Protocol):
     async def confirm(
         self, namespace: str, session_id: str, job_ids: Sequence[str], *, deadline: float
     ) -> Confirmation:
-        """Read session, claims and cancel keys at one revision (several flat reads for more than ~60 jobs)."""
+        """Read session, claims and cancel keys at one revision (several flat reads for more than ~60
+        jobs)."""
 
     async def claims_of(self, namespace: str, session_id: str, *, deadline: float) -> list[tuple[str, Claim]]:
         """Claims attached to the session's lease."""
@@ -338,18 +359,23 @@ class SessionStore(Protocol):
 
 
 class Changes(Protocol):
-    """What the watch of a namespace saw, decoded, in the order of revisions per kind of key. All calls are synchronous.
+    """What the watch of a namespace saw, decoded, in the order of revisions per kind of key. All calls are
+    synchronous.
 
-    Own commits are reported here too; ``CommitObserver`` and this meet in the index, which drops what it knows.
+    Own commits are reported here too; ``CommitObserver`` and this meet in the index, which drops what it
+    knows.
     """
 
     async def relist(self, namespace: str, revision: int) -> None:
-        """Start, or start again: forget, list at ``revision`` or later, and expect changes after ``revision``."""
+        """Start, or start again: forget, list at ``revision`` or later, and expect changes after
+        ``revision``."""
 
     def ready_put(self, namespace: str, stored: Stored, *, created: bool) -> None:
         """A job waits; ``created``: the key was not there before."""
 
-    def ready_deleted(self, namespace: str, queue: str, type_: str, rank: Rank, job_id: str, revision: int) -> None:
+    def ready_deleted(
+        self, namespace: str, queue: str, type_: str, rank: Rank, job_id: str, revision: int
+    ) -> None:
         """It waits no more."""
 
     def claim_put(self, namespace: str, job_id: str, claim: Claim, revision: int) -> None:
@@ -368,7 +394,8 @@ class Changes(Protocol):
         """A running job is asked to stop."""
 
     def passed(self, namespace: str, kind: str, revision: int) -> None:
-        """The watch of ``kind`` (ready, claim, session, cancel) has delivered everything up to ``revision``."""
+        """The watch of ``kind`` (ready, claim, session, cancel) has delivered everything up to
+        ``revision``."""
 
     def freshness(self, namespace: str, fresh: bool) -> None:
         """Whether the watch is known to be alive."""

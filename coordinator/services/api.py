@@ -1,7 +1,8 @@
-"""What the services take and give: plain values between the RPC layer and the use cases. No proto crosses this line.
+"""What the services take and give: plain values between the RPC layer and the use cases. No proto crosses
+this line.
 
-Inputs are already checked for form (``rpc/validation.py``); the services check them against state. Deadlines are absolute
-seconds of ``Clock.monotonic``.
+Inputs are already checked for form (``rpc/validation.py``); the services check them against state.
+Deadlines are absolute seconds of ``Clock.monotonic``.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob:
-    """One job as submitted. Times are Unix milliseconds, spans milliseconds, 0 is none; ``job_id`` empty: make one."""
+    """One job as submitted. Times are Unix milliseconds, spans milliseconds, 0 is none; ``job_id`` empty:
+    make one."""
 
     job_id: str
     queue: str
@@ -89,7 +91,8 @@ class SubmitOutcome:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobView:
-    """A job with all that GetJob tells. ``token`` is the present claim's or the last attempt's, 0 for none."""
+    """A job with all that GetJob tells. ``token`` is the present claim's or the last attempt's, 0 for
+    none."""
 
     stored: Stored
     claim: Claim | None = None
@@ -132,7 +135,8 @@ class JobListing:
 
 @dataclass(frozen=True, slots=True)
 class WatchedJob:
-    """One message of a watch. ``stored`` None and ``job_id`` empty: only the revision; ``stored`` None: deleted."""
+    """One message of a watch. ``stored`` None and ``job_id`` empty: only the revision; ``stored`` None:
+    deleted."""
 
     revision: int
     job_id: str = ""

@@ -1,0 +1,462 @@
+"""Hands waiting jobs to sessions: long polls by queue and type, and claims by id.
+
+The index proposes, the Txn decides. A proposal that loses costs one failed nested compare. Nothing is
+handed out that was not committed, and what was committed but cannot be delivered is given back at once,
+uncharged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from coordinator.core.commands import ClaimIt
+from coordinator.core.effects import effects
+from coordinator.core.job import Claim, Job
+from coordinator.core.machine import Decision, Refusal, decide
+from coordinator.errors import LeasekeeperError, Reason, RequestError, StorageError
+from coordinator.ports import (
+    Clock,
+    Commit,
+    Entropy,
+    JobStore,
+    NamespaceFeeds,
+    Operation,
+    Present,
+    SessionStore,
+    Snapshot,
+    Spec,
+    Stored,
+)
+from coordinator.services.abandoned import Abandoned
+from coordinator.services.api import ClaimedJob, ClaimQuery
+from coordinator.services.arrivals import Arrivals
+from coordinator.services.digests import claim_nonce
+from coordinator.services.holders import Holders
+from coordinator.services.index import Index
+from coordinator.services.storage_errors import to_request_error
+from coordinator.services.waiters import Pair, Waiter, Waiters
+from coordinator.services.window import Entry, Window, job_bytes
+
+__all__ = ["Dispatch", "DispatchConfig"]
+
+_log = logging.getLogger(__name__)
+
+_ROUNDS: Final = 1_000
+"""Rounds of one call at most; each ends in a commit or a wait, so this is never met in practice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DispatchConfig:
+    """Limits of dispatch. Spans are seconds, sizes bytes."""
+
+    session_keys: int = 500
+    reply_bytes: int = 3 * 1024 * 1024
+    checkpoint_reserve: int = 256 * 1024
+    commit_timeout: float = 5.0
+    candidates: int = 4
+    job_poll: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Proposal:
+    window: Window
+    entry: Entry
+    operation: Operation
+
+
+class Dispatch:
+    """Claims for workers.
+
+    Args:
+        expired: called with (namespace, job id) for a waiting job whose time has run out; it must not block.
+    """
+
+    def __init__(
+        self,
+        jobs: JobStore,
+        sessions: SessionStore,
+        feeds: NamespaceFeeds,
+        present: Present,
+        index: Index,
+        holders: Holders,
+        waiters: Waiters,
+        arrivals: Arrivals,
+        abandoned: Abandoned,
+        clock: Clock,
+        entropy: Entropy,
+        config: DispatchConfig,
+        *,
+        expired: Callable[[str, str], None],
+    ) -> None:
+        self._jobs = jobs
+        self._sessions = sessions
+        self._feeds = feeds
+        self._present = present
+        self._index = index
+        self._holders = holders
+        self._waiters = waiters
+        self._arrivals = arrivals
+        self._abandoned = abandoned
+        self._clock = clock
+        self._entropy = entropy
+        self._config = config
+        self._expired = expired
+        self._draining = False
+        self.conflicts = 0
+
+    def drain(self) -> None:
+        """Answer every long poll with nothing and refuse new ones."""
+        self._draining = True
+        self._waiters.wake_all()
+
+    @property
+    def waiting(self) -> int:
+        """Long polls under way."""
+        return len(self._waiters)
+
+    async def claim_jobs(self, namespace: str, query: ClaimQuery, deadline: float) -> list[ClaimedJob]:
+        """Up to ``query.max_jobs`` jobs; waits for the first, at most ``query.wait_ms``.
+
+        Raises:
+            RequestError: SESSION_NOT_FOUND, SESSION_FULL, DRAINING, NOT_READY, ETCD_UNAVAILABLE,
+            OUTCOME_UNKNOWN.
+        """
+        await self._admit(namespace, deadline)
+        nonce = claim_nonce(query.request_id)
+        if query.repeat:
+            before = await self._claimed_before(namespace, query.session_id, nonce, deadline)
+            if before:
+                return before
+        pairs = tuple((namespace, queue, type_) for queue, type_ in query.queues)
+        until = min(deadline, self._clock.monotonic() + query.wait_ms / 1000)
+        place = self._waiters.number()
+        known = self._holders.session(namespace, query.session_id) is not None
+        for _ in range(_ROUNDS):
+            proposals = self._propose(namespace, query, pairs, nonce, deadline)
+            if proposals:
+                claimed = await self._commit(namespace, query.session_id, nonce, proposals)
+                if claimed:
+                    return claimed
+                continue
+            left = until - self._clock.monotonic()
+            if left <= 0 or self._draining:
+                break
+            if not known:
+                await self._require_session(namespace, query.session_id, deadline)
+                known = True
+                continue
+            for pair in pairs:
+                self._index.hungry(pair)
+            await self._wait(self._waiters.add(place, pairs), left)
+        return []
+
+    async def claim_job(
+        self,
+        namespace: str,
+        *,
+        session_id: str,
+        request_id: str,
+        job_id: str,
+        wait_ms: int,
+        repeat: bool,
+        deadline: float,
+    ) -> ClaimedJob:
+        """One job by its id; waits up to ``wait_ms`` while it is held or not due.
+
+        Raises:
+            RequestError: JOB_NOT_FOUND, JOB_TERMINAL, NOT_CLAIMABLE, CLAIM_HELD, and those of ``claim_jobs``.
+        """
+        await self._admit(namespace, deadline)
+        nonce = claim_nonce(request_id)
+        until = min(deadline, self._clock.monotonic() + wait_ms / 1000)
+        place = self._waiters.number()
+        for _ in range(_ROUNDS):
+            try:
+                found = await self._jobs.read(
+                    namespace, job_id, deadline=deadline, spec=True, checkpoint=True
+                )
+            except StorageError as error:
+                raise to_request_error(error) from error
+            if found.stored is None:
+                raise RequestError(Reason.JOB_NOT_FOUND, "there is no such job", metadata={"job_id": job_id})
+            held = found.claim
+            if held is not None and held.session == session_id and held.nonce == nonce:
+                return _delivered(found)
+            refusal = await self._try_one(namespace, session_id, nonce, found.stored, held, deadline)
+            if isinstance(refusal, ClaimedJob):
+                return refusal
+            left = until - self._clock.monotonic()
+            if refusal is not None and (left <= 0 or self._draining or refusal.reason is Reason.JOB_TERMINAL):
+                raise refusal
+            if refusal is not None:
+                # A job on another coordinator, or one that waits for its time, wakes nobody here: look
+                # again as well.
+                waiter = self._waiters.add_for_job(place, namespace, job_id)
+                await self._wait(waiter, min(left, self._config.job_poll))
+        raise RequestError(Reason.TOO_MANY_REQUESTS, "the job changes hands too fast", retry_after_ms=100)
+
+    # -- one round
+    # --------------------------------------------------------------------------------------------------
+
+    def _propose(
+        self, namespace: str, query: ClaimQuery, pairs: tuple[Pair, ...], nonce: bytes, deadline: float
+    ) -> list[_Proposal]:
+        room = self._config.session_keys - self._holders.held_by(namespace, query.session_id)
+        if room <= 0:
+            raise RequestError(
+                Reason.SESSION_FULL,
+                f"the session holds {self._config.session_keys} keys already; open another",
+                metadata={"limit": str(self._config.session_keys)},
+            )
+        now, now_ms = self._clock.monotonic(), self._clock.now_ms()
+        commit_by = min(deadline, now + self._config.commit_timeout)
+        proposals: list[_Proposal] = []
+        size = 0
+        for window, entry in self._candidates(pairs, min(query.max_jobs, room), now):
+            job = entry.stored.job
+            size += job_bytes(job, self._config.checkpoint_reserve)
+            if proposals and size > self._config.reply_bytes:
+                break
+            window.take(entry)
+            operation = self._operation(entry, query.session_id, nonce, now_ms, commit_by)
+            if operation is None:
+                window.drop(entry)
+                self._expired(namespace, job.job_id)
+                continue
+            proposals.append(_Proposal(window, entry, operation))
+        return proposals
+
+    def _candidates(self, pairs: tuple[Pair, ...], wanted: int, now: float) -> list[tuple[Window, Entry]]:
+        """The best ``wanted`` jobs over all windows; with other coordinators about, first those that are
+        ours."""
+        alone = self._arrivals.alone
+        depth = wanted if alone else wanted * self._config.candidates
+        found: list[tuple[Window, Entry]] = []
+        for pair in pairs:
+            window = self._index.window(pair)
+            if window is not None:
+                found.extend((window, entry) for entry in window.peek(depth))
+        if len(pairs) > 1:
+            found.sort(key=lambda candidate: candidate[1].key)
+        if alone:
+            return found[:wanted]
+        ours = [c for c in found if self._arrivals.is_ours(c[1].stored.job.job_id)][:wanted]
+        short = wanted - len(ours)
+        if short > 0:
+            own_keys = {c[1].key for c in ours}
+            old = [
+                c
+                for c in found
+                if c[1].key not in own_keys and now - c[1].seen >= self._arrivals.steal_delay * 0.9
+            ]
+            # At random, so that two coordinators that are both short seldom reach for the same job.
+            old.sort(key=lambda _: self._entropy.fraction())
+            ours.extend(sorted(old[:short], key=lambda candidate: candidate[1].key))
+        return ours
+
+    def _operation(
+        self, entry: Entry, session_id: str, nonce: bytes, now_ms: int, commit_by: float
+    ) -> Operation | None:
+        job = entry.stored.job
+        claim = _claim(job, session_id, nonce, now_ms)
+        outcome = decide(job, None, ClaimIt(claim=claim), now_ms)
+        if not isinstance(outcome, Decision):
+            return None
+        return Operation(
+            guard=outcome.guard,
+            before=entry.stored,
+            after=outcome.job,
+            writes=effects(job, outcome.job),
+            deadline=commit_by,
+            claim=claim,
+            want_spec=entry.spec is None,
+            want_checkpoint=job.attempt > 0,
+        )
+
+    async def _commit(
+        self, namespace: str, session_id: str, nonce: bytes, proposals: list[_Proposal]
+    ) -> list[ClaimedJob]:
+        pending = asyncio.gather(*(self._jobs.commit(p.operation) for p in proposals), return_exceptions=True)
+        try:
+            results: Sequence[Commit | BaseException] = await asyncio.shield(pending)
+        except asyncio.CancelledError:
+            # The caller is gone, the commits are not: whatever they win goes back at once.
+            self._abandoned.later(namespace, pending, [(p.window, p.entry) for p in proposals])
+            raise
+        claimed: list[ClaimedJob] = []
+        failure: RequestError | None = None
+        for proposal, result in zip(proposals, results, strict=True):
+            entry = proposal.entry
+            if isinstance(result, BaseException):
+                proposal.window.give_back(entry)
+                if not isinstance(result, LeasekeeperError):
+                    raise result
+                failure = to_request_error(result)
+            elif result.won:
+                spec = entry.spec or result.spec
+                self._index.spec_used(entry)
+                won = await self._deliver(namespace, result.stored, result.claim, spec, result)
+                if won is not None:
+                    claimed.append(won)
+            elif result.session_gone:
+                proposal.window.give_back(entry)
+                failure = _session_not_found(session_id)
+            elif result.claim is not None and (result.claim.session, result.claim.nonce) == (
+                session_id,
+                nonce,
+            ):
+                self._index.spec_used(entry)
+                proposal.window.drop(entry)
+                won = await self._deliver(namespace, result.stored, result.claim, entry.spec, result)
+                if won is not None:
+                    claimed.append(won)
+            else:
+                self.conflicts += 1
+                self._index.spec_used(entry)
+                proposal.window.drop(entry)
+        if not claimed and failure is not None:
+            raise failure
+        return claimed
+
+    async def _deliver(
+        self, namespace: str, stored: Stored | None, claim: Claim | None, spec: Spec | None, commit: Commit
+    ) -> ClaimedJob | None:
+        assert stored is not None, "a claim leaves a record"
+        assert claim is not None, "a claim leaves a claim"
+        if spec is not None and not commit.resent:
+            return ClaimedJob(stored=stored, claim=claim, spec=spec, checkpoint=commit.checkpoint)
+        try:
+            deadline = self._clock.monotonic() + self._config.commit_timeout
+            found = await self._jobs.read(
+                namespace, stored.job.job_id, deadline=deadline, spec=True, checkpoint=True
+            )
+        except StorageError as error:
+            _log.warning(
+                "a claimed job could not be read and goes back: %s", error, extra={"job": stored.job.job_id}
+            )
+            found = None
+        if found is None or found.claim is None or found.claim.token != claim.token or found.spec is None:
+            self._abandoned.release(stored, claim)
+            return None
+        return _delivered(found)
+
+    async def _try_one(
+        self,
+        namespace: str,
+        session_id: str,
+        nonce: bytes,
+        stored: Stored,
+        held: Claim | None,
+        deadline: float,
+    ) -> ClaimedJob | RequestError | None:
+        """Claim this very job: the claim, why not, or None for «look again»."""
+        job, now_ms = stored.job, self._clock.now_ms()
+        outcome = decide(job, held, ClaimIt(claim=_claim(job, session_id, nonce, now_ms)), now_ms)
+        if isinstance(outcome, Refusal):
+            metadata = dict(outcome.metadata)
+            retry_ms: int | None = None
+            if outcome.reason is Reason.CLAIM_HELD:
+                metadata["token"] = str(held.token) if held is not None else "0"
+                retry_ms = 50
+            elif outcome.reason is Reason.NOT_CLAIMABLE:
+                retry_ms = max(1, job.ready_ms - now_ms)
+            return RequestError(outcome.reason, outcome.message, metadata=metadata, retry_after_ms=retry_ms)
+        window = self._index.window((namespace, job.terms.queue, job.terms.type)) or Window(1, complete=True)
+        entry = Entry(stored, None, 0.0)
+        commit_by = min(deadline, self._clock.monotonic() + self._config.commit_timeout)
+        operation = self._operation(entry, session_id, nonce, now_ms, commit_by)
+        if operation is None:
+            self._expired(namespace, job.job_id)
+            return RequestError(
+                Reason.NOT_CLAIMABLE, "its time in the queue is over", metadata={"job_id": job.job_id}
+            )
+        claimed = await self._commit(namespace, session_id, nonce, [_Proposal(window, entry, operation)])
+        return claimed[0] if claimed else None
+
+    # -- around it
+    # --------------------------------------------------------------------------------------------------
+
+    async def _admit(self, namespace: str, deadline: float) -> None:
+        if self._draining:
+            raise RequestError(Reason.DRAINING, "this coordinator is stopping", retry_after_ms=100)
+        if self._present.regressed:
+            raise RequestError(
+                Reason.EPOCH_REGRESSED, "etcd was set back; nothing is granted until the epoch is bumped"
+            )
+        await self._feeds.ensure(namespace, deadline=deadline)
+
+    async def _require_session(self, namespace: str, session_id: str, deadline: float) -> None:
+        try:
+            session = await self._sessions.read(namespace, session_id, deadline=deadline)
+        except StorageError as error:
+            raise to_request_error(error) from error
+        if session is None:
+            raise _session_not_found(session_id)
+
+    async def _claimed_before(
+        self, namespace: str, session_id: str, nonce: bytes, deadline: float
+    ) -> list[ClaimedJob]:
+        try:
+            claims = await self._sessions.claims_of(namespace, session_id, deadline=deadline)
+            claimed: list[ClaimedJob] = []
+            for job_id, claim in claims:
+                if claim.nonce != nonce:
+                    continue
+                found = await self._jobs.read(
+                    namespace, job_id, deadline=deadline, spec=True, checkpoint=True
+                )
+                if found.claim is not None and found.claim.token == claim.token and found.spec is not None:
+                    claimed.append(_delivered(found))
+        except StorageError as error:
+            raise to_request_error(error) from error
+        return claimed
+
+    async def _wait(self, waiter: Waiter, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await waiter.woken
+        except TimeoutError:
+            pass
+        except asyncio.CancelledError:
+            if waiter.woken.done() and not waiter.woken.cancelled():
+                # It was woken for a job that it will not take: wake the next.
+                for pair in waiter.pairs:
+                    if not waiter.job_id and self._waiters.wake_one(pair):
+                        break
+            raise
+        finally:
+            self._waiters.remove(waiter)
+
+
+def _claim(job: Job, session_id: str, nonce: bytes, now_ms: int) -> Claim:
+    terms = job.terms
+    run = terms.run_timeout_ms
+    if terms.total_timeout_ms:
+        left = max(1, terms.submit_ms + terms.total_timeout_ms - now_ms)
+        run = min(run, left) if run else left
+    return Claim(
+        session=session_id,
+        attempt=job.attempt + 1,
+        nonce=nonce,
+        start_ms=now_ms,
+        queue=terms.queue,
+        type=terms.type,
+        run_timeout_ms=run,
+        heartbeat_timeout_ms=terms.heartbeat_timeout_ms,
+    )
+
+
+def _delivered(found: Snapshot) -> ClaimedJob:
+    if found.stored is None or found.claim is None or found.spec is None:
+        raise RequestError(Reason.INTERNAL, "a claimed job has no record or no spec")
+    return ClaimedJob(stored=found.stored, claim=found.claim, spec=found.spec, checkpoint=found.checkpoint)
+
+
+def _session_not_found(session_id: str) -> RequestError:
+    return RequestError(
+        Reason.SESSION_NOT_FOUND, "the session has ended, or never was", metadata={"session_id": session_id}
+    )

@@ -1,0 +1,228 @@
+"""Sessions: open, beat, close. A beat's answer is worth exactly what was read from etcd after a renewal
+that counted."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from coordinator.core.commands import Release
+from coordinator.core.effects import effects
+from coordinator.core.job import Claim
+from coordinator.core.machine import Decision, decide
+from coordinator.errors import (
+    EtcdUnavailable,
+    LeasekeeperError,
+    NotApplied,
+    OutcomeUnknown,
+    Reason,
+    RequestError,
+    StorageError,
+)
+from coordinator.ports import (
+    Clock,
+    Confirmation,
+    JobStore,
+    KeptAlive,
+    NamespaceFeeds,
+    Operation,
+    Present,
+    Session,
+    SessionStore,
+    Snapshot,
+)
+from coordinator.services.api import Authority, Beat, BeatReply, HeldClaim, NewSession, OpenedSession, Verdict
+from coordinator.services.digests import session_digest, session_id_for
+from coordinator.services.holders import Holders, Overdue
+from coordinator.services.storage_errors import to_request_error
+
+__all__ = ["SessionConfig", "Sessions", "interval_ms", "margin_ms"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionConfig:
+    """Times of sessions. Milliseconds, but for ``keep_alive_timeout`` (seconds per try)."""
+
+    default_ttl_ms: int = 10_000
+    longest_interval_ms: int = 5_000
+    keep_alive_timeout: float = 2.0
+    tries: int = 3
+
+
+def interval_ms(ttl_ms: int, longest_ms: int = 5_000) -> int:
+    """How often to beat: a third of the granted TTL, at most ``longest_ms`` (design, section 10)."""
+    return min(ttl_ms // 3, longest_ms)
+
+
+def margin_ms(ttl_ms: int) -> int:
+    """What a holder keeps clear of the TTL for clock drift and its own pauses (design, section 5)."""
+    return max(1_000, ttl_ms // 5)
+
+
+class Sessions:
+    """Sessions of workers.
+
+    Args:
+        overdue: takes in the claims that a beat speaks against; it must not block.
+    """
+
+    def __init__(
+        self,
+        jobs: JobStore,
+        sessions: SessionStore,
+        feeds: NamespaceFeeds,
+        present: Present,
+        holders: Holders,
+        clock: Clock,
+        config: SessionConfig,
+        *,
+        overdue: Callable[[Sequence[Overdue]], None],
+    ) -> None:
+        self._jobs = jobs
+        self._sessions = sessions
+        self._feeds = feeds
+        self._present = present
+        self._holders = holders
+        self._clock = clock
+        self._config = config
+        self._overdue = overdue
+
+    async def open(self, namespace: str, new: NewSession, deadline: float) -> OpenedSession:
+        """Open a session; the same request again answers the same session.
+
+        Raises:
+            RequestError: REQUEST_ID_REUSED, NOT_READY, ETCD_UNAVAILABLE, OUTCOME_UNKNOWN.
+        """
+        await self._feeds.ensure(namespace, deadline=deadline)
+        session = Session(
+            namespace=namespace,
+            session_id=session_id_for(namespace, new.request_id),
+            identity=new.identity,
+            sdk=new.sdk,
+            labels=new.labels,
+            opened_ms=self._clock.now_ms(),
+            ttl_ms=new.ttl_ms or self._config.default_ttl_ms,
+            request_digest=session_digest(new),
+        )
+        try:
+            opened = await self._sessions.open(session, deadline=deadline)
+        except StorageError as error:
+            raise to_request_error(error) from error
+        self._holders.session_seen(opened)
+        return OpenedSession(
+            session_id=opened.session_id,
+            ttl_ms=opened.ttl_ms,
+            interval_ms=interval_ms(opened.ttl_ms, self._config.longest_interval_ms),
+            safe_ms=max(0, opened.ttl_ms - margin_ms(opened.ttl_ms)),
+            position=self._present.token(),
+        )
+
+    async def beat(self, namespace: str, beat: Beat, deadline: float) -> BeatReply:
+        """Renew, then read what the session still holds.
+
+        CONFIRMED needs both: a keepalive with TTL > 0 and, after it, a linearizable read, by members of
+        one raft term. A keepalive alone proves nothing: an old leader may answer for a lease that the new
+        one has revoked.
+
+        Raises:
+            RequestError: SESSION_NOT_FOUND (its lease has ended, and all its claims with it).
+        """
+        for _ in range(self._config.tries):
+            try:
+                kept, read = await self._renew_and_read(namespace, beat, deadline)
+            except (OutcomeUnknown, EtcdUnavailable, NotApplied):
+                return BeatReply(authority=Authority.UNKNOWN)
+            if kept.ttl_ms <= 0 or read is None or read.session is None:
+                raise _gone(beat.session_id)
+            if kept.raft_term == read.raft_term and not self._present.regressed:
+                return self._confirmed(namespace, beat, kept, read, read.session)
+            if self._clock.monotonic() >= deadline:
+                break
+        return BeatReply(authority=Authority.UNKNOWN)
+
+    async def close(self, namespace: str, session_id: str, deadline: float) -> int:
+        """Release what it holds, by token and uncharged, then revoke; answers how many claims went back.
+
+        Repeating it is no error, and what could not be released is recovered as lost.
+        """
+        try:
+            claims = await self._sessions.claims_of(namespace, session_id, deadline=deadline)
+            released = await self._release(namespace, claims, deadline) if claims else 0
+            await self._sessions.close(namespace, session_id, deadline=deadline)
+        except StorageError as error:
+            raise to_request_error(error) from error
+        return released
+
+    async def _renew_and_read(
+        self, namespace: str, beat: Beat, deadline: float
+    ) -> tuple[KeptAlive, Confirmation | None]:
+        kept = await self._sessions.keep_alive(beat.session_id, deadline=deadline)
+        if kept.ttl_ms <= 0:
+            return kept, None
+        job_ids = [held.job_id for held in beat.claims]
+        return kept, await self._sessions.confirm(namespace, beat.session_id, job_ids, deadline=deadline)
+
+    def _confirmed(
+        self, namespace: str, beat: Beat, kept: KeptAlive, read: Confirmation, session: Session
+    ) -> BeatReply:
+        verdicts = tuple(_verdict(held, read) for held in beat.claims)
+        ttl_ms = kept.ttl_ms
+        late = self._holders.beaten(
+            namespace, beat, ttl_ms=ttl_ms, now=self._clock.monotonic(), now_ms=self._clock.now_ms()
+        )
+        if late:
+            self._overdue(late)
+        return BeatReply(
+            authority=Authority.CONFIRMED,
+            verdicts=verdicts,
+            safe_ms=max(0, ttl_ms - margin_ms(ttl_ms)),
+            position=read.position,
+            command=session.command,
+        )
+
+    async def _release(self, namespace: str, claims: Sequence[tuple[str, Claim]], deadline: float) -> int:
+        found = await self._jobs.read_many(namespace, [job_id for job_id, _ in claims], deadline=deadline)
+        now_ms = self._clock.now_ms()
+        operations = [
+            operation
+            for (_, claim), snapshot in zip(claims, found, strict=True)
+            if (operation := _release_operation(snapshot, claim, now_ms, deadline)) is not None
+        ]
+        results = await asyncio.gather(*(self._jobs.commit(o) for o in operations), return_exceptions=True)
+        for result in results:
+            if isinstance(result, BaseException) and not isinstance(result, LeasekeeperError):
+                raise result
+        return sum(1 for result in results if not isinstance(result, BaseException) and result.won)
+
+
+def _verdict(held: HeldClaim, read: Confirmation) -> Verdict:
+    claim = read.claims.get(held.job_id)
+    if claim is None or claim.token != held.token:
+        return Verdict.LOST
+    return Verdict.CANCEL_REQUESTED if held.job_id in read.cancelled else Verdict.HELD
+
+
+def _release_operation(found: Snapshot, claim: Claim, now_ms: int, deadline: float) -> Operation | None:
+    if found.stored is None or found.claim is None or found.claim.token != claim.token:
+        return None
+    release = Release(token=claim.token, digest=b"session closed", reason="session closed")
+    outcome = decide(found.stored.job, claim, release, now_ms)
+    if not isinstance(outcome, Decision):
+        return None
+    return Operation(
+        guard=outcome.guard,
+        before=found.stored,
+        after=outcome.job,
+        writes=effects(found.stored.job, outcome.job),
+        deadline=deadline,
+        token=claim.token,
+    )
+
+
+def _gone(session_id: str) -> RequestError:
+    return RequestError(
+        Reason.SESSION_NOT_FOUND,
+        "the session has ended; everything that it held is lost",
+        metadata={"session_id": session_id},
+    )

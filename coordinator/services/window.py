@@ -1,0 +1,220 @@
+"""A bounded window over the waiting jobs of one (queue, type), in rank order.
+
+A backlog of millions costs no more than a thousand: the window holds the first jobs, ``horizon`` says up
+to which rank it knows everything, and the rest stays in the store until a refill asks for the next
+stretch. Pure bookkeeping: no I/O.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+from typing import Final
+
+from coordinator.core.job import Job
+from coordinator.core.rank import Rank
+from coordinator.ports import ReadyPage, Spec, Stored
+
+__all__ = ["Entry", "Window"]
+
+_Key = tuple[int, int, str]
+
+_MAX_COUNTER: Final = 10**14 - 1
+_LAST: Final = Rank(10**14 - 1, _MAX_COUNTER)
+_FIRST: Final = Rank(0, 0)
+_MONTH_MS: Final = 30 * 86_400_000
+_DAY_MS: Final = 86_400_000
+
+
+@dataclass(slots=True)
+class Entry:
+    """A waiting job as the window knows it. ``spec`` is kept if this process stored the job; ``seen`` is
+    monotonic seconds."""
+
+    stored: Stored
+    spec: Spec | None
+    seen: float
+
+    @property
+    def key(self) -> _Key:
+        job = self.stored.job
+        return (job.rank.ms, job.rank.counter, job.job_id)
+
+
+class Window:
+    """The first jobs of one (queue, type).
+
+    Args:
+        capacity: entries held at most.
+        complete: whether nothing lies in the store that the window was not told of.
+    """
+
+    def __init__(self, capacity: int, *, complete: bool) -> None:
+        self._capacity = capacity
+        self._keys: list[_Key] = []
+        self._entries: dict[_Key, Entry] = {}
+        self._taken: dict[_Key, Entry] = {}
+        self._delta_ms = 1_000
+        self.horizon: Rank | None = None if complete else _FIRST
+        self.count = 0
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def __repr__(self) -> str:
+        return (
+            f"Window({len(self._keys)} held, {len(self._taken)} taken, {self.count} in all, "
+            f"horizon {self.horizon})"
+        )
+
+    @property
+    def wants_refill(self) -> bool:
+        """Whether more lies in the store and half the places are free."""
+        return self.horizon is not None and len(self._keys) * 2 < self._capacity
+
+    def put(self, entry: Entry, *, created: bool) -> bool:
+        """A job waits. Answers whether the window now holds it."""
+        if created:
+            self.count += 1
+        key = entry.key
+        held = self._entries.get(key) or self._taken.get(key)
+        if held is not None:
+            if held.stored.revision < entry.stored.revision:
+                held.stored = entry.stored
+                if self._taken.pop(key, None) is not None:
+                    # What was proposed is outdated; the new record is a new proposal.
+                    insort(self._keys, key)
+                    self._entries[key] = held
+                    return True
+            return False
+        if self.horizon is not None and (key[0], key[1]) > self.horizon:
+            return False
+        insort(self._keys, key)
+        self._entries[key] = entry
+        if len(self._keys) > self._capacity:
+            last = self._keys.pop()
+            del self._entries[last]
+            tail = self._keys[-1]
+            self.horizon = Rank(tail[0], tail[1])
+            # Jobs of equal rank beyond the last one kept would be skipped by a refill that starts behind
+            # that rank.
+            while self._keys and (self._keys[-1][0], self._keys[-1][1]) == (last[0], last[1]):
+                del self._entries[self._keys.pop()]
+                tail = self._keys[-1] if self._keys else (0, 0, "")
+                self.horizon = Rank(tail[0], tail[1])
+            return key in self._entries
+        return True
+
+    def delete(self, rank: Rank, job_id: str, revision: int) -> bool:
+        """It waits no more. Answers whether the window held it; an entry that is newer than ``revision``
+        stays."""
+        key = (rank.ms, rank.counter, job_id)
+        entry = self._entries.get(key)
+        if entry is not None:
+            if entry.stored.revision > revision:
+                return False
+            del self._entries[key]
+            at = bisect_left(self._keys, key)
+            del self._keys[at]
+            self.count -= 1
+            return True
+        taken = self._taken.get(key)
+        if taken is not None and taken.stored.revision <= revision:
+            del self._taken[key]
+        self.count = max(0, self.count - 1)
+        return taken is not None
+
+    def peek(self, limit: int) -> list[Entry]:
+        """The first ``limit`` entries, in rank order, untaken."""
+        entries = self._entries
+        return [entries[key] for key in self._keys[:limit]]
+
+    def take(self, entry: Entry) -> None:
+        """Set an entry aside while it is proposed to the store, so that nobody else proposes it."""
+        key = entry.key
+        if self._entries.pop(key, None) is not None:
+            at = bisect_left(self._keys, key)
+            del self._keys[at]
+            self._taken[key] = entry
+
+    def give_back(self, entry: Entry) -> bool:
+        """The proposal came to nothing and the job still waits, unless it was deleted or renewed
+        meanwhile."""
+        key = entry.key
+        if self._taken.pop(key, None) is None:
+            return False
+        insort(self._keys, key)
+        self._entries[key] = entry
+        return True
+
+    def drop(self, entry: Entry) -> None:
+        """The proposal lost: something else stands in the store, and its change will be reported."""
+        self._taken.pop(entry.key, None)
+
+    def next_until(self, now_ms: int) -> Rank:
+        """Where the next refill ends. A range costs what it spans, so it is kept to about a window's worth.
+
+        Starts far in the past, where nothing should lie, and halves the gap to now; then follows the
+        density met.
+        """
+        horizon = self.horizon or _FIRST
+        if horizon.ms < now_ms - _MONTH_MS:
+            return Rank(now_ms - _MONTH_MS, _MAX_COUNTER)
+        if horizon.ms > now_ms + _DAY_MS:
+            return _LAST
+        return Rank(horizon.ms + self._delta_ms, _MAX_COUNTER)
+
+    def refill(self, page: ReadyPage, until: Rank, now_ms: int, seen: float) -> int:
+        """Take in the jobs of (horizon, ``until``]; answers how many were new."""
+        found = page.jobs
+        if page.complete:
+            self.horizon = None if until >= _LAST else until
+            if len(found) * 4 < self._capacity:
+                gap = now_ms - until.ms
+                self._delta_ms = min(max(self._delta_ms * 4, gap // 2), _MONTH_MS)
+        else:
+            self.horizon = found[-1].job.rank
+            self._delta_ms = max(1, self._delta_ms // 2)
+        return sum(self.put(Entry(stored, None, seen), created=False) for stored in found)
+
+    def reset(self, *, complete: bool) -> None:
+        """Forget all but what is taken; a new list follows."""
+        self._keys.clear()
+        self._entries.clear()
+        self.horizon = None if complete else _FIRST
+        self.count = 0
+
+    def compare(self, found: tuple[Stored, ...], settled_revision: int) -> tuple[list[Stored], list[Entry]]:
+        """Differences to a range of the store from the start up to the window's last job.
+
+        Args:
+            found: what the store held.
+            settled_revision: the watch has delivered everything up to here; only older differences are
+                errors.
+
+        Returns:
+            Jobs that the window misses, and entries that it should not have.
+        """
+        there = {(s.job.rank.ms, s.job.rank.counter, s.job.job_id): s for s in found}
+        missing = [
+            stored
+            for key, stored in there.items()
+            if stored.revision <= settled_revision and key not in self._entries and key not in self._taken
+        ]
+        ghosts = [
+            entry
+            for key, entry in self._entries.items()
+            if key not in there and entry.stored.revision <= settled_revision
+        ]
+        return missing, ghosts
+
+    @property
+    def last_rank(self) -> Rank | None:
+        """Rank of the last entry held."""
+        return Rank(self._keys[-1][0], self._keys[-1][1]) if self._keys else None
+
+
+def job_bytes(job: Job, checkpoint_reserve: int) -> int:
+    """Bytes that a claimed job may take in a reply: its payload, and room for a checkpoint if it ran
+    before."""
+    return job.terms.payload_size + 512 + (checkpoint_reserve if job.attempt else 0)
