@@ -1,0 +1,110 @@
+"""Encode the terms of a job once per job, not once per transition."""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import Final
+
+from coordinator.core.job import Terms
+from coordinator.core.retry import RetryPolicy
+from leasekeeper.internal.storage.v1.records_pb2 import RetryRecord, TermsRecord
+
+__all__ = ["TermsCodec", "terms_from_record"]
+
+_DEFAULT_GENERATION: Final = 16_384
+"""Encoded terms that each of two generations keeps; about 300 bytes each."""
+
+
+def _retry_record(policy: RetryPolicy) -> RetryRecord:
+    return RetryRecord(
+        max_retries=policy.max_retries,
+        initial_ms=policy.initial_ms,
+        multiplier=policy.multiplier,
+        cap_ms=policy.cap_ms,
+        jitter=policy.jitter,
+        non_retryable_types=policy.non_retryable_types,
+        max_lease_losses=policy.max_lease_losses,
+    )
+
+
+def _encode(terms: Terms) -> bytes:
+    return TermsRecord(
+        queue=terms.queue,
+        type=terms.type,
+        labels=terms.labels,
+        priority=terms.priority,
+        submit_ms=terms.submit_ms,
+        due_ms=terms.due_ms,
+        counter=terms.counter,
+        retry=_retry_record(terms.retry),
+        queue_timeout_ms=terms.queue_timeout_ms,
+        run_timeout_ms=terms.run_timeout_ms,
+        total_timeout_ms=terms.total_timeout_ms,
+        heartbeat_timeout_ms=terms.heartbeat_timeout_ms,
+        unique_key=terms.unique_key,
+        payload_size=terms.payload_size,
+        digest=terms.digest,
+        request_digest=terms.request_digest,
+    ).SerializeToString()
+
+
+def terms_from_record(record: TermsRecord) -> Terms:
+    """The terms of a decoded record."""
+    retry = record.retry
+    return Terms(
+        queue=record.queue,
+        type=record.type,
+        priority=record.priority,
+        labels=MappingProxyType(dict(record.labels)),
+        submit_ms=record.submit_ms,
+        due_ms=record.due_ms,
+        counter=record.counter,
+        retry=RetryPolicy(
+            max_retries=retry.max_retries,
+            initial_ms=retry.initial_ms,
+            multiplier=retry.multiplier,
+            cap_ms=retry.cap_ms,
+            jitter=retry.jitter,
+            non_retryable_types=tuple(retry.non_retryable_types),
+            max_lease_losses=retry.max_lease_losses,
+        ),
+        queue_timeout_ms=record.queue_timeout_ms,
+        run_timeout_ms=record.run_timeout_ms,
+        total_timeout_ms=record.total_timeout_ms,
+        heartbeat_timeout_ms=record.heartbeat_timeout_ms,
+        unique_key=record.unique_key,
+        payload_size=record.payload_size,
+        digest=record.digest,
+        request_digest=record.request_digest,
+    )
+
+
+class TermsCodec:
+    """Encoded terms by the identity of the terms object, which a transition hands on unchanged.
+
+    Two generations instead of a use order: a lookup is one dict access, and the older half goes when the
+    younger is full. An entry holds its terms, so an identity cannot be taken over by another object.
+    """
+
+    __slots__ = ("_limit", "_old", "_young")
+
+    def __init__(self, generation: int = _DEFAULT_GENERATION) -> None:
+        self._limit = generation
+        self._young: dict[int, tuple[Terms, bytes]] = {}
+        self._old: dict[int, tuple[Terms, bytes]] = {}
+
+    def encode(self, terms: Terms) -> bytes:
+        """The bytes of a ``TermsRecord``."""
+        identity = id(terms)
+        entry = self._young.get(identity)
+        if entry is not None:
+            return entry[1]
+        entry = self._old.get(identity)
+        encoded = entry[1] if entry is not None else _encode(terms)
+        self._remember(terms, encoded)
+        return encoded
+
+    def _remember(self, terms: Terms, encoded: bytes) -> None:
+        if len(self._young) >= self._limit:
+            self._old, self._young = self._young, {}
+        self._young[id(terms)] = (terms, encoded)

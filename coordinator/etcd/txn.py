@@ -1,0 +1,301 @@
+"""One transition as a guarded operation, and its answer back: the table of docs/keys.md, "Transactions".
+
+Tokens become revisions here and nowhere else (with ``core.fencing``): a claim's token is the present epoch and
+the create revision of its key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from coordinator.core.effects import Slot, Write
+from coordinator.core.fencing import make_token, split_token
+from coordinator.core.job import Claim
+from coordinator.core.machine import Guard
+from coordinator.errors import CodecError
+from coordinator.etcd import wire
+from coordinator.etcd.codec import (
+    JobCodec,
+    decode_checkpoint,
+    decode_claim,
+    decode_spec,
+    decode_unique,
+    encode_cancel,
+    encode_claim,
+    encode_due,
+    encode_result,
+    encode_spec,
+    encode_unique,
+)
+from coordinator.etcd.guarded_op import GuardedOp
+from coordinator.etcd.keys import KeySpace, NamespaceKeys
+from coordinator.etcd.set_aside import SetAside
+from coordinator.ports import Checkpoint, Commit, Operation, Spec, Stored
+
+if TYPE_CHECKING:
+    from leasekeeper.internal.etcd.v1.kv_pb2 import KeyValue, ResponseOp
+
+__all__ = ["Plan", "TxnCodec", "one"]
+
+_REPLY_BASE = 640  # a record with a few attempts, and the frame around it
+_CHECKPOINT_GUESS = 4096  # sizes of checkpoints are not known before they are read
+
+
+def one(response: ResponseOp) -> KeyValue | None:
+    """The key-value of a range of one key."""
+    kvs = response.response_range.kvs
+    return kvs[0] if kvs else None
+
+
+class Plan:
+    """An operation and where its answers stand. ``lease``: the retention lease it was built for, or 0."""
+
+    __slots__ = ("guarded", "keys", "lease", "operation", "reads_at")
+
+    def __init__(
+        self, operation: Operation, keys: NamespaceKeys, guarded: GuardedOp, reads_at: int, lease: int
+    ) -> None:
+        self.operation = operation
+        self.keys = keys
+        self.guarded = guarded
+        self.reads_at = reads_at
+        self.lease = lease
+
+
+class TxnCodec:
+    """Builds guarded operations and reads their results.
+
+    Args:
+        space: the keys.
+        jobs: encodes and decodes records.
+        epoch: the present epoch.
+        set_aside: told what cannot be decoded where the answer can do without.
+        now_ms: Unix milliseconds, for cancel keys.
+    """
+
+    def __init__(
+        self,
+        space: KeySpace,
+        jobs: JobCodec,
+        *,
+        epoch: Callable[[], int],
+        set_aside: SetAside,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._space = space
+        self._jobs = jobs
+        self._epoch = epoch
+        self._set_aside = set_aside
+        self._now_ms = now_ms
+
+    # --- build ------------------------------------------------------------------------------------
+
+    def compile(self, operation: Operation, lease: int = 0) -> Plan:
+        """Compares, writes and reads of ``operation``.
+
+        Args:
+            operation: what to commit; a token in it is of the present epoch.
+            lease: retention lease of the writes that are retained.
+
+        Raises:
+            KeyFormatError: an id or name cannot be a key.
+        """
+        before = operation.before
+        job = operation.after if operation.after is not None else before.job if before is not None else None
+        assert job is not None, "an operation from nothing to nothing"
+        keys = self._space.namespace(job.namespace)
+        state_key = keys.state(job.job_id)
+        claim_key = keys.claim(job.job_id)
+        lanes = [state_key]
+        value = self._jobs.encode(operation.after) if operation.after is not None else b""
+        thens: list[bytes] = []
+        absent: list[bytes] = []
+        for write in operation.writes:
+            where = write.where
+            slot = where.slot
+            if slot is Slot.STATE:
+                key = state_key
+            elif slot is Slot.CLAIM:
+                key = claim_key
+            else:
+                key = keys.where(where)
+            if slot is Slot.UNIQUE:
+                lanes.append(key)
+                if write.put and (before is None or before.job.terminal):
+                    absent.append(key)
+            if not write.put:
+                thens.append(wire.delete(key))
+            elif slot is Slot.STATE or slot is Slot.READY:
+                thens.append(wire.put(key, value, lease if write.retained else 0))
+            else:
+                thens.append(self._put(operation, write, key, lease))
+        compares, elses = self._guard(operation, keys, state_key, claim_key)
+        for key in absent:
+            compares.append(wire.create_eq(key, 0))
+            elses.append(wire.get(key))
+        reads_at = len(thens)
+        reply = _REPLY_BASE
+        if operation.want_spec:
+            thens.append(wire.get(keys.spec(job.job_id)))
+            reply += job.terms.payload_size
+        if operation.want_checkpoint:
+            thens.append(wire.get(keys.checkpoint(job.job_id)))
+            reply += _CHECKPOINT_GUESS
+        guarded = GuardedOp(
+            lanes=tuple(lanes),
+            compares=tuple(compares),
+            thens=tuple(thens),
+            elses=tuple(elses),
+            deadline=operation.deadline,
+            reply_bytes=reply,
+            retention=lease,
+        )
+        return Plan(operation, keys, guarded, reads_at, lease)
+
+    def _guard(
+        self, operation: Operation, keys: NamespaceKeys, state_key: bytes, claim_key: bytes
+    ) -> tuple[list[bytes], list[bytes]]:
+        guard = operation.guard
+        if guard is Guard.ABSENT:
+            return [wire.create_eq(state_key, 0)], [wire.get(state_key)]
+        before = operation.before
+        if before is None or before.revision <= 0:
+            raise ValueError(f"guard {guard.name} needs the record as read")
+        elses = [wire.get(state_key), wire.get(claim_key)]
+        unchanged = wire.mod_eq(state_key, before.revision)
+        if guard is Guard.HELD:
+            return [wire.create_eq(claim_key, split_token(operation.token).revision), unchanged], elses
+        if guard is Guard.UNHELD:
+            return [wire.create_eq(claim_key, 0), unchanged], elses
+        if guard is Guard.STATE:
+            return [unchanged], elses
+        claim = operation.claim
+        if claim is None:
+            raise ValueError("a claim operation carries its claim")
+        job = before.job
+        witness = keys.session(claim.session)
+        ready_key = keys.ready(job.terms.queue, job.terms.type, job.rank, job.job_id)
+        compares = [
+            wire.mod_eq(ready_key, before.revision),
+            unchanged,
+            wire.create_eq(claim_key, 0),
+            wire.lease_eq(witness, int(claim.session, 16)),
+        ]
+        elses.append(wire.get(witness))
+        return compares, elses
+
+    def _put(self, operation: Operation, write: Write, key: bytes, lease: int) -> bytes:
+        after = operation.after
+        assert after is not None, "a deleted job has no puts"
+        retained = lease if write.retained else 0
+        slot = write.where.slot
+        if slot is Slot.CLAIM:
+            if operation.claim is None:
+                raise ValueError("only a claim operation puts a claim")
+            return wire.put(key, encode_claim(operation.claim), int(operation.claim.session, 16))
+        if slot is Slot.DUE:
+            return wire.put(key, encode_due(after), retained)
+        if slot is Slot.UNIQUE:
+            return wire.put(key, encode_unique(after.job_id), retained)
+        if slot is Slot.CANCEL:
+            return wire.put(key, encode_cancel(operation.cancelled_by, self._now_ms()), retained)
+        if slot is Slot.RESULT:
+            return wire.put(key, encode_result(operation.big_result, after.result_content_type), retained)
+        if slot is Slot.SPEC:
+            if operation.spec is None:
+                raise ValueError("an operation that puts the spec carries it")
+            return wire.put(key, encode_spec(operation.spec), retained)
+        raise ValueError(f"no transition puts a {slot.value} key")
+
+    # --- read -------------------------------------------------------------------------------------
+
+    def won(self, plan: Plan, revision: int, responses: Sequence[ResponseOp], resent: bool = False) -> Commit:
+        """The commit of an operation whose guard held."""
+        operation = plan.operation
+        after = operation.after
+        at = plan.reads_at
+        spec: Spec | None = None
+        checkpoint: Checkpoint | None = None
+        if operation.want_spec:
+            spec = self._spec(one(responses[at]))
+            at += 1
+        if operation.want_checkpoint:
+            checkpoint = self._checkpoint(one(responses[at]))
+        return Commit(
+            won=True,
+            revision=revision,
+            resent=resent,
+            stored=Stored(after, revision) if after is not None else None,
+            token=make_token(self._epoch(), revision) if operation.claim is not None else 0,
+            spec=spec,
+            checkpoint=checkpoint,
+        )
+
+    def lost(self, plan: Plan, revision: int, responses: Sequence[ResponseOp], resent: bool) -> Commit:
+        """What stands in the way of an operation whose guard did not hold.
+
+        Raises:
+            CodecError: the record that stands there cannot be read, so nobody can decide anything.
+        """
+        operation = plan.operation
+        stored = self._stored(plan.keys, one(responses[0]))
+        claim: Claim | None = None
+        at = 1
+        if operation.guard is not Guard.ABSENT:
+            claim = self.claim_of(one(responses[1]))
+            at = 2
+        session_gone = False
+        if operation.guard is Guard.READY and operation.claim is not None:
+            witness = one(responses[at])
+            session_gone = witness is None or witness.lease != int(operation.claim.session, 16)
+            at += 1
+        owner = ""
+        for response in responses[at:]:
+            kv = one(response)
+            if kv is not None and not owner:
+                owner = decode_unique(kv.value)
+        return Commit(
+            won=False,
+            revision=revision,
+            resent=resent,
+            stored=stored,
+            claim=claim,
+            unique_owner=owner,
+            session_gone=session_gone,
+        )
+
+    def claim_of(self, kv: KeyValue | None) -> Claim | None:
+        """The claim at a ``claim/`` key, with its token."""
+        if kv is None:
+            return None
+        return decode_claim(kv.value, make_token(self._epoch(), kv.create_revision))
+
+    def stored_of(self, namespace: str, job_id: str, kv: KeyValue | None) -> Stored | None:
+        """The record at a ``state/`` or ``ready/`` key."""
+        if kv is None:
+            return None
+        return Stored(self._jobs.decode(namespace, job_id, kv.value), kv.mod_revision)
+
+    def _stored(self, keys: NamespaceKeys, kv: KeyValue | None) -> Stored | None:
+        if kv is None:
+            return None
+        return self.stored_of(keys.namespace, keys.parse_state(kv.key), kv)
+
+    def _spec(self, kv: KeyValue | None) -> Spec | None:
+        if kv is None:
+            return None
+        try:
+            return decode_spec(kv.value)
+        except CodecError as error:
+            self._set_aside.add("job", kv.key, error)
+            return None
+
+    def _checkpoint(self, kv: KeyValue | None) -> Checkpoint | None:
+        if kv is None:
+            return None
+        try:
+            return decode_checkpoint(kv.value, kv.mod_revision)
+        except CodecError as error:
+            self._set_aside.add("checkpoint", kv.key, error)
+            return None
