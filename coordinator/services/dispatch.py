@@ -17,7 +17,7 @@ from coordinator.core.commands import ClaimIt
 from coordinator.core.effects import effects
 from coordinator.core.job import Claim, Job
 from coordinator.core.machine import Decision, Refusal, decide
-from coordinator.errors import LeasekeeperError, Reason, RequestError, StorageError
+from coordinator.errors import Reason, RequestError, StorageError
 from coordinator.ports import (
     Clock,
     Commit,
@@ -35,9 +35,10 @@ from coordinator.services.abandoned import Abandoned
 from coordinator.services.api import ClaimedJob, ClaimQuery
 from coordinator.services.arrivals import Arrivals
 from coordinator.services.digests import claim_nonce
+from coordinator.services.fencing import check_present
 from coordinator.services.holders import Holders
 from coordinator.services.index import Index
-from coordinator.services.storage_errors import to_request_error
+from coordinator.services.storage_errors import refused
 from coordinator.services.waiters import Pair, Waiter, Waiters
 from coordinator.services.window import Entry, Window, job_bytes
 
@@ -126,7 +127,7 @@ class Dispatch:
             OUTCOME_UNKNOWN.
         """
         await self._admit(namespace, deadline)
-        nonce = claim_nonce(query.request_id)
+        nonce = claim_nonce(query.session_id, query.request_id)
         if query.repeat:
             before = await self._claimed_before(namespace, query.session_id, nonce, deadline)
             if before:
@@ -151,7 +152,8 @@ class Dispatch:
                 continue
             for pair in pairs:
                 self._index.hungry(pair)
-            await self._wait(self._waiters.add(place, pairs), left)
+            if not await self._wait(self._waiters.add(place, pairs), left):
+                break
         return []
 
     async def claim_job(
@@ -171,7 +173,7 @@ class Dispatch:
             RequestError: JOB_NOT_FOUND, JOB_TERMINAL, NOT_CLAIMABLE, CLAIM_HELD, and those of ``claim_jobs``.
         """
         await self._admit(namespace, deadline)
-        nonce = claim_nonce(request_id)
+        nonce = claim_nonce(session_id, request_id)
         until = min(deadline, self._clock.monotonic() + wait_ms / 1000)
         place = self._waiters.number()
         for _ in range(_ROUNDS):
@@ -180,7 +182,7 @@ class Dispatch:
                     namespace, job_id, deadline=deadline, spec=True, checkpoint=True
                 )
             except StorageError as error:
-                raise to_request_error(error) from error
+                raise refused(error) from error
             if found.stored is None:
                 raise RequestError(Reason.JOB_NOT_FOUND, "there is no such job", metadata={"job_id": job_id})
             held = found.claim
@@ -293,9 +295,9 @@ class Dispatch:
             entry = proposal.entry
             if isinstance(result, BaseException):
                 proposal.window.give_back(entry)
-                if not isinstance(result, LeasekeeperError):
+                if not isinstance(result, StorageError):
                     raise result
-                failure = to_request_error(result)
+                failure = refused(result)
             elif result.won:
                 spec = entry.spec or result.spec
                 self._index.spec_used(entry)
@@ -383,17 +385,14 @@ class Dispatch:
     async def _admit(self, namespace: str, deadline: float) -> None:
         if self._draining:
             raise RequestError(Reason.DRAINING, "this coordinator is stopping", retry_after_ms=100)
-        if self._present.regressed:
-            raise RequestError(
-                Reason.EPOCH_REGRESSED, "etcd was set back; nothing is granted until the epoch is bumped"
-            )
+        check_present(self._present)
         await self._feeds.ensure(namespace, deadline=deadline)
 
     async def _require_session(self, namespace: str, session_id: str, deadline: float) -> None:
         try:
             session = await self._sessions.read(namespace, session_id, deadline=deadline)
         except StorageError as error:
-            raise to_request_error(error) from error
+            raise refused(error) from error
         if session is None:
             raise _session_not_found(session_id)
 
@@ -412,15 +411,17 @@ class Dispatch:
                 if found.claim is not None and found.claim.token == claim.token and found.spec is not None:
                     claimed.append(_delivered(found))
         except StorageError as error:
-            raise to_request_error(error) from error
+            raise refused(error) from error
         return claimed
 
-    async def _wait(self, waiter: Waiter, seconds: float) -> None:
+    async def _wait(self, waiter: Waiter, seconds: float) -> bool:
+        """Whether it was woken in time."""
         try:
             async with asyncio.timeout(seconds):
                 await waiter.woken
+                return True
         except TimeoutError:
-            pass
+            return False
         except asyncio.CancelledError:
             if waiter.woken.done() and not waiter.woken.cancelled():
                 # It was woken for a job that it will not take: wake the next.

@@ -33,9 +33,9 @@ from coordinator.ports import (
     Snapshot,
 )
 from coordinator.services.api import Authority, Beat, BeatReply, HeldClaim, NewSession, OpenedSession, Verdict
-from coordinator.services.digests import session_digest, session_id_for
+from coordinator.services.digests import made_session_id, session_digest
 from coordinator.services.holders import Holders, Overdue
-from coordinator.services.storage_errors import to_request_error
+from coordinator.services.storage_errors import refused
 
 __all__ = ["SessionConfig", "Sessions", "interval_ms", "margin_ms"]
 
@@ -95,20 +95,22 @@ class Sessions:
             RequestError: REQUEST_ID_REUSED, NOT_READY, ETCD_UNAVAILABLE, OUTCOME_UNKNOWN.
         """
         await self._feeds.ensure(namespace, deadline=deadline)
+        ttl_ms = new.ttl_ms or self._config.default_ttl_ms
+        digest = session_digest(identity=new.identity, sdk=new.sdk, labels=new.labels, ttl_ms=ttl_ms)
         session = Session(
             namespace=namespace,
-            session_id=session_id_for(namespace, new.request_id),
+            session_id=made_session_id(namespace, new.request_id),
             identity=new.identity,
             sdk=new.sdk,
             labels=new.labels,
             opened_ms=self._clock.now_ms(),
-            ttl_ms=new.ttl_ms or self._config.default_ttl_ms,
-            request_digest=session_digest(new),
+            ttl_ms=ttl_ms,
+            request_digest=digest,
         )
         try:
             opened = await self._sessions.open(session, deadline=deadline)
         except StorageError as error:
-            raise to_request_error(error) from error
+            raise refused(error) from error
         self._holders.session_seen(opened)
         return OpenedSession(
             session_id=opened.session_id,
@@ -151,7 +153,7 @@ class Sessions:
             released = await self._release(namespace, claims, deadline) if claims else 0
             await self._sessions.close(namespace, session_id, deadline=deadline)
         except StorageError as error:
-            raise to_request_error(error) from error
+            raise refused(error) from error
         return released
 
     async def _renew_and_read(

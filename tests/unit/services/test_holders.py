@@ -1,0 +1,141 @@
+"""Who is lost, who was settled, and what beats say about claims."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from coordinator.core.fencing import make_token
+from coordinator.core.job import Claim, Progress
+from coordinator.services.api import Beat, HeldClaim
+from coordinator.services.holders import Holders, Suspect
+from tests.support.builders import a_claim, a_job, a_session
+
+NS, S = "default", "00000000000000a1"
+
+
+def token(revision: int) -> int:
+    return make_token(1, revision)
+
+
+def claim_at(revision: int, **fields: int) -> Claim:
+    return replace(a_claim(a_job()), token=token(revision), **fields)
+
+
+@pytest.fixture
+def suspects() -> list[Suspect]:
+    return []
+
+
+@pytest.fixture
+def holders(suspects: list[Suspect]) -> Holders:
+    return Holders(suspects.append)
+
+
+def beat(number: int, *claims: HeldClaim, sent_ms: int) -> Beat:
+    return Beat(session_id=S, number=number, sent_ms=sent_ms, claims=claims)
+
+
+def held(revision: int, sequence: int = 0, progress: Progress | None = None) -> HeldClaim:
+    return HeldClaim(job_id="j1", token=token(revision), sequence=sequence, progress=progress)
+
+
+@pytest.mark.parametrize("claim_first", [True, False])
+def test_a_claim_that_ends_in_the_revision_of_its_session_is_lost(
+    holders: Holders, suspects: list[Suspect], claim_first: bool
+) -> None:
+    holders.claimed(NS, "j1", claim_at(10), None)
+    steps = [lambda: holders.claim_deleted(NS, "j1", 20), lambda: holders.session_deleted(NS, S, 20)]
+    for step in steps if claim_first else reversed(steps):
+        step()
+    assert suspects == [Suspect(NS, "j1", S, token(10))]
+
+
+def test_a_claim_that_ends_alone_was_settled(holders: Holders, suspects: list[Suspect]) -> None:
+    holders.claimed(NS, "j1", claim_at(10), None)
+    holders.claim_deleted(NS, "j1", 20)
+    holders.session_deleted(NS, S, 21)
+    assert suspects == []
+    assert holders.held_by(NS, S) == 0
+
+
+def test_an_old_deletion_does_not_end_a_newer_claim(holders: Holders, suspects: list[Suspect]) -> None:
+    holders.claimed(NS, "j1", claim_at(30), None)
+    holders.claim_deleted(NS, "j1", 20)
+    holders.session_deleted(NS, S, 20)
+    assert holders.held_by(NS, S) == 1
+    assert suspects == []
+
+
+def test_claims_that_vanished_while_nobody_watched_are_suspects(
+    holders: Holders, suspects: list[Suspect]
+) -> None:
+    holders.claimed(NS, "j1", claim_at(10), None)
+    holders.claimed(NS, "j2", claim_at(11), None)
+    holders.reset(NS, [("j2", claim_at(11))], [a_session()])
+    assert suspects == [Suspect(NS, "j1", S, token(10))]
+    assert holders.held_by(NS, S) == 1
+    assert holders.session(NS, S) is not None
+
+
+def test_a_claim_left_out_for_a_ttl_on_both_clocks_is_undelivered(holders: Holders) -> None:
+    holders.claimed(NS, "j1", claim_at(10), None)
+    spans = [(0.0, 0), (5.0, 5_000), (10.0, 10_000), (11.0, 11_000)]
+    found = [
+        holders.beaten(NS, beat(n, sent_ms=sent), ttl_ms=10_000, now=now, now_ms=0)
+        for n, (now, sent) in enumerate(spans)
+    ]
+    assert [len(f) for f in found] == [0, 0, 1, 0], "reported once, and not before the span has passed"
+    assert found[2][0].undelivered
+    assert found[2][0].token == token(10)
+
+
+@pytest.mark.parametrize(
+    ("now", "sent_ms"), [(30.0, 100), (0.1, 30_000)], ids=["beats read late", "a worker's clock that runs ahead"]
+)
+def test_a_span_on_one_clock_only_takes_nothing_away(holders: Holders, now: float, sent_ms: int) -> None:
+    holders.claimed(NS, "j1", claim_at(10), None)
+    assert holders.beaten(NS, beat(1, sent_ms=0), ttl_ms=10_000, now=0.0, now_ms=0) == []
+    assert holders.beaten(NS, beat(2, sent_ms=sent_ms), ttl_ms=10_000, now=now, now_ms=0) == []
+
+
+def test_being_listed_once_starts_the_span_anew(holders: Holders) -> None:
+    holders.claimed(NS, "j1", claim_at(10), None)
+    holders.beaten(NS, beat(1, sent_ms=0), ttl_ms=10_000, now=0.0, now_ms=0)
+    holders.beaten(NS, beat(2, held(10), sent_ms=9_000), ttl_ms=10_000, now=9.0, now_ms=77)
+    assert holders.beaten(NS, beat(3, sent_ms=12_000), ttl_ms=10_000, now=12.0, now_ms=0) == []
+    assert holders.last_beat_ms(NS, "j1") == 77
+
+
+def test_an_older_token_does_not_count_as_listing_the_claim(holders: Holders) -> None:
+    holders.claimed(NS, "j1", claim_at(10), None)
+    for now in (0.0, 5.0):
+        assert (
+            holders.beaten(NS, beat(1, held(9), sent_ms=int(now * 1000)), ttl_ms=10_000, now=now, now_ms=0) == []
+        )
+    assert holders.beaten(NS, beat(3, held(9), sent_ms=10_000), ttl_ms=10_000, now=10.0, now_ms=0)
+
+
+def test_a_handler_that_does_not_move_is_taken_away_and_one_that_moves_is_not(holders: Holders) -> None:
+    holders.claimed(NS, "j1", claim_at(10, heartbeat_timeout_ms=4_000), None)
+    moving = [(0.0, 1), (3.0, 2), (6.0, 3)]
+    for now, sequence in moving:
+        sent = int(now * 1000)
+        assert not holders.beaten(NS, beat(1, held(10, sequence), sent_ms=sent), ttl_ms=9_000, now=now, now_ms=0)
+    late = holders.beaten(NS, beat(4, held(10, 3), sent_ms=10_000), ttl_ms=9_000, now=10.0, now_ms=0)
+    assert [(o.undelivered, o.token) for o in late] == [(False, token(10))]
+
+
+def test_without_a_heartbeat_timeout_a_still_handler_keeps_its_claim(holders: Holders) -> None:
+    holders.claimed(NS, "j1", claim_at(10), None)
+    for now in range(0, 1_000, 3):
+        late = holders.beaten(NS, beat(1, held(10), sent_ms=now * 1000), ttl_ms=9_000, now=now, now_ms=0)
+        assert late == []
+
+
+def test_progress_of_the_last_beat_is_remembered(holders: Holders) -> None:
+    holders.claimed(NS, "j1", claim_at(10), None)
+    progress = Progress(ratio=0.5, note="half")
+    holders.beaten(NS, beat(1, held(10, 1, progress), sent_ms=0), ttl_ms=9_000, now=0.0, now_ms=5)
+    assert holders.progress(NS, "j1") == progress
