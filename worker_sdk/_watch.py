@@ -1,0 +1,135 @@
+"""A watch of jobs that goes on over broken streams and restarted coordinators."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import aclosing
+from types import TracebackType
+from typing import Self
+
+from worker_sdk._machine import backoff_delay
+from worker_sdk._seams import Seams
+from worker_sdk.config import RetryConfig
+from worker_sdk.errors import (
+    DeadlineExceeded,
+    OutcomeUnknown,
+    RequestError,
+    TooManyRequests,
+    Unavailable,
+)
+from worker_sdk.jobs import JobChange
+
+__all__ = ["JobWatch"]
+
+OpenStream = Callable[[int], AsyncGenerator[int | JobChange, None]]
+
+
+class JobWatch:
+    """Changes of jobs in the order in which they were committed; iterate over it, once.
+
+    The watch starts with the first iteration or `ready`. It resumes after the last revision that it has
+    seen, so a broken stream loses nothing; of several changes of one job within one outage only the last may
+    be seen.
+
+    Attributes:
+        revision: the last revision seen; 0 before the start. Pass it to `JobClient.watch` to go on later.
+    """
+
+    def __init__(
+        self,
+        open_stream: OpenStream,
+        *,
+        resume_revision: int,
+        timeout: float,
+        retry: RetryConfig,
+        seams: Seams,
+    ) -> None:
+        self.revision = resume_revision
+        self._open = open_stream
+        self._timeout = timeout
+        self._retry = retry
+        self._seams = seams
+        self._early: list[JobChange] = []
+        self._changes = self._follow()
+
+    def __aiter__(self) -> AsyncIterator[JobChange]:
+        return self
+
+    async def __anext__(self) -> JobChange:
+        while True:
+            change = self._early.pop(0) if self._early else await anext(self._changes)
+            if isinstance(change, JobChange):
+                return change
+
+    async def ready(self) -> int:
+        """Wait until the coordinator has told where the watch starts; return that revision.
+
+        A job submitted afterwards is certainly seen.
+
+        Raises:
+            Unavailable, DeadlineExceeded: no coordinator answered in time.
+        """
+        while self.revision == 0:
+            change = await anext(self._changes)
+            if isinstance(change, JobChange):
+                self._early.append(change)
+        return self.revision
+
+    async def aclose(self) -> None:
+        """End the watch."""
+        await self._changes.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def _follow(self) -> AsyncGenerator[int | JobChange, None]:
+        failures = 0
+        failing_since: float | None = None
+        while True:
+            began = self._seams.now()
+            pause: float | None = None
+            try:
+                async with aclosing(self._open(self.revision)) as stream:
+                    while True:
+                        # Without a first message in time the coordinator is deaf; later silence is just
+                        # quiet.
+                        limit = self._timeout if failing_since is not None or self.revision == 0 else None
+                        async with asyncio.timeout(limit):
+                            message = await anext(stream)
+                        failures, failing_since = 0, None
+                        self.revision = message if isinstance(message, int) else message.revision
+                        yield message
+            except StopAsyncIteration:
+                pass
+            except (Unavailable, OutcomeUnknown, TooManyRequests) as error:
+                pause = error.retry_after
+                self._give_up(failing_since, error)
+            except (DeadlineExceeded, TimeoutError) as error:
+                # The stream's own time is up, or its start took too long.
+                self._give_up(failing_since, error)
+            failing_since = began if failing_since is None else failing_since
+            failures += 1
+            await self._seams.sleep(max(pause or 0.0, self._pause(failures)))
+
+    def _give_up(self, failing_since: float | None, error: Exception) -> None:
+        if failing_since is not None and self._seams.now() - failing_since > self._timeout:
+            if isinstance(error, RequestError | DeadlineExceeded):
+                raise error
+            raise DeadlineExceeded(f"no coordinator opened the watch within {self._timeout} s") from error
+
+    def _pause(self, failures: int) -> float:
+        retry = self._retry
+        return backoff_delay(
+            failures,
+            initial=retry.initial,
+            maximum=retry.maximum,
+            multiplier=retry.multiplier,
+            jitter=retry.jitter,
+            fraction=self._seams.fraction(),
+        )
