@@ -1,0 +1,58 @@
+"""Judge a presented token against the present of the store, before anything else is done with it.
+
+Three notices of a store that was set back exist (design, section 4.4). Two make this process stop granting
+and settling; the third is here: a token above the present can only come from a future that the store has
+lost.
+"""
+
+from __future__ import annotations
+
+from coordinator.core.fencing import split_token
+from coordinator.errors import Reason, RequestError, StorageError
+from coordinator.ports import Present
+from coordinator.services.storage_errors import refused
+
+__all__ = ["check_present", "check_token", "is_foreign"]
+
+
+def check_present(present: Present) -> None:
+    """Refuse to grant or settle while the store is known to have gone back.
+
+    Raises:
+        RequestError: EPOCH_REGRESSED.
+    """
+    if present.regressed:
+        raise RequestError(
+            Reason.EPOCH_REGRESSED,
+            "etcd's history went back (a restore?); nothing is granted or settled until the epoch is bumped",
+            metadata={"epoch": str(present.epoch)},
+        )
+
+
+async def check_token(present: Present, token: int, job_id: str, *, deadline: float) -> RequestError | None:
+    """Refuse a token from a lost future; the refusal is for this call alone.
+
+    The present that this process knows may be behind, so a token above it is judged only after asking the
+    store.
+
+    Returns:
+        EPOCH_REGRESSED, or what the store said instead of its present; None: the token is of the past.
+    """
+    if token <= present.token():
+        return None
+    try:
+        known = await present.refresh(deadline=deadline)
+    except StorageError as error:
+        return refused(error, {"job_id": job_id})
+    if token <= known:
+        return None
+    return RequestError(
+        Reason.EPOCH_REGRESSED,
+        "this token lies in the future of the store; it was set back, or the token belongs to another one",
+        metadata={"job_id": job_id, "held": str(token), "present": str(known)},
+    )
+
+
+def is_foreign(present: Present, token: int) -> bool:
+    """Whether the token is of another epoch, and so stale everywhere."""
+    return split_token(token).epoch != present.epoch
