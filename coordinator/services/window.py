@@ -74,10 +74,10 @@ class Window:
 
     def put(self, entry: Entry, *, created: bool) -> bool:
         """A job waits. Answers whether the window now holds it."""
-        if created:
-            self.count += 1
         key = entry.key
         held = self._entries.get(key) or self._taken.get(key)
+        if created and held is None:
+            self.count += 1
         if held is not None:
             if held.stored.revision < entry.stored.revision:
                 held.stored = entry.stored

@@ -98,6 +98,7 @@ class MemoryEtcd:
         self.sessions: dict[tuple[str, str], Lease] = {}
         self.history: list[tuple[int, Where, Any]] = []
         self.compacted = 0
+        self.types: dict[tuple[str, str, str], None] = {}
         self.faults: deque[Fault | None] = deque()
         self.interfere: list[Callable[[Operation], None]] = []
         self.observers: list[CommitObserver] = []

@@ -35,7 +35,7 @@ class MemoryJobStore:
 
     def __init__(self, etcd: MemoryEtcd) -> None:
         self.etcd = etcd
-        self.types: dict[tuple[str, str, str], None] = {}
+        self.types = etcd.types
         self.watching = 0
 
     def commit(self, operation: Operation) -> Awaitable[Commit]:

@@ -92,7 +92,9 @@ def test_a_claim_left_out_for_a_ttl_on_both_clocks_is_undelivered(holders: Holde
 
 
 @pytest.mark.parametrize(
-    ("now", "sent_ms"), [(30.0, 100), (0.1, 30_000)], ids=["beats read late", "a worker's clock that runs ahead"]
+    ("now", "sent_ms"),
+    [(30.0, 100), (0.1, 30_000)],
+    ids=["beats read late", "a worker's clock that runs ahead"],
 )
 def test_a_span_on_one_clock_only_takes_nothing_away(holders: Holders, now: float, sent_ms: int) -> None:
     holders.claimed(NS, "j1", claim_at(10), None)
@@ -112,7 +114,8 @@ def test_an_older_token_does_not_count_as_listing_the_claim(holders: Holders) ->
     holders.claimed(NS, "j1", claim_at(10), None)
     for now in (0.0, 5.0):
         assert (
-            holders.beaten(NS, beat(1, held(9), sent_ms=int(now * 1000)), ttl_ms=10_000, now=now, now_ms=0) == []
+            holders.beaten(NS, beat(1, held(9), sent_ms=int(now * 1000)), ttl_ms=10_000, now=now, now_ms=0)
+            == []
         )
     assert holders.beaten(NS, beat(3, held(9), sent_ms=10_000), ttl_ms=10_000, now=10.0, now_ms=0)
 
@@ -122,7 +125,9 @@ def test_a_handler_that_does_not_move_is_taken_away_and_one_that_moves_is_not(ho
     moving = [(0.0, 1), (3.0, 2), (6.0, 3)]
     for now, sequence in moving:
         sent = int(now * 1000)
-        assert not holders.beaten(NS, beat(1, held(10, sequence), sent_ms=sent), ttl_ms=9_000, now=now, now_ms=0)
+        assert not holders.beaten(
+            NS, beat(1, held(10, sequence), sent_ms=sent), ttl_ms=9_000, now=now, now_ms=0
+        )
     late = holders.beaten(NS, beat(4, held(10, 3), sent_ms=10_000), ttl_ms=9_000, now=10.0, now_ms=0)
     assert [(o.undelivered, o.token) for o in late] == [(False, token(10))]
 

@@ -104,7 +104,8 @@ def test_refills_reach_every_job_in_order_with_ranges_that_end_tightly() -> None
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["put", "delete", "take", "back", "drop"]), st.integers(0, 30)), max_size=120
+        st.tuples(st.sampled_from(["put", "delete", "take", "back", "drop"]), st.integers(0, 30)),
+        max_size=120,
     )
 )
 def test_a_complete_window_that_never_overflows_is_a_sorted_set(steps: list[tuple[str, int]]) -> None:

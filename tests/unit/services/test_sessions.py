@@ -1,0 +1,141 @@
+"""What a beat's answer is worth, and what the end of a session does."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from coordinator.core.effects import Slot, Where
+from coordinator.core.job import JobState
+from coordinator.errors import EtcdUnavailable, OutcomeUnknown, Reason, RequestError
+from coordinator.ports import KeptAlive
+from coordinator.services.api import Authority, Beat, ClaimedJob, HeldClaim, NewSession, Verdict
+from coordinator.services.sessions import interval_ms, margin_ms
+from tests.support.builders import FAR
+from tests.unit.services.workbench import NS, Coordinator, S, bench_with
+
+
+def beat(number: int, *claimed: ClaimedJob, sent_ms: int = 0, token: int = 0) -> Beat:
+    claims = [
+        HeldClaim(job_id=c.stored.job.job_id, token=token or c.claim.token, sequence=1) for c in claimed
+    ]
+    return Beat(session_id=S, number=number, sent_ms=sent_ms, claims=claims)
+
+
+async def with_claims(*names: str) -> tuple[Coordinator, Sequence[ClaimedJob]]:
+    c = await bench_with()
+    await c.submit(*names)
+    return c, await c.claim(n=len(names))
+
+
+async def test_a_confirmed_beat_says_how_long_it_is_safe_and_from_which_revision() -> None:
+    c, claimed = await with_claims("a", "b")
+    reply = await c.sessions.beat(NS, beat(1, *claimed), FAR)
+    assert reply.authority is Authority.CONFIRMED
+    assert reply.verdicts == (Verdict.HELD, Verdict.HELD)
+    assert reply.safe_ms == 8_000
+    assert reply.position >= max(one.claim.token for one in claimed)
+
+
+@pytest.mark.parametrize(
+    ("ttl_ms", "interval", "margin"), [(2_000, 666, 1_000), (10_000, 3_333, 2_000), (60_000, 5_000, 12_000)]
+)
+def test_interval_and_margin_follow_the_granted_ttl(ttl_ms: int, interval: int, margin: int) -> None:
+    assert (interval_ms(ttl_ms), margin_ms(ttl_ms)) == (interval, margin)
+
+
+async def test_a_claim_key_deleted_by_hand_is_lost_and_is_not_made_again() -> None:
+    """Fault case 022."""
+    c, claimed = await with_claims("a")
+    c.etcd.write((), [Where(Slot.CLAIM, NS, "a")])
+    before = c.etcd.revision
+    reply = await c.sessions.beat(NS, beat(1, *claimed), FAR)
+    assert reply.verdicts == (Verdict.LOST,)
+    assert c.etcd.revision == before
+
+
+async def test_an_older_token_of_a_held_job_is_lost() -> None:
+    c, claimed = await with_claims("a")
+    reply = await c.sessions.beat(NS, beat(1, *claimed, token=claimed[0].claim.token - 1), FAR)
+    assert reply.verdicts == (Verdict.LOST,)
+
+
+async def test_a_revoked_lease_ends_the_session_for_its_worker() -> None:
+    """Fault case 023: the keepalive answers TTL 0, which is no error in etcd."""
+    c, claimed = await with_claims("a")
+    await c.session_store.close(NS, S, deadline=FAR)
+    with pytest.raises(RequestError) as refusal:
+        await c.sessions.beat(NS, beat(1, *claimed), FAR)
+    assert refusal.value.reason is Reason.SESSION_NOT_FOUND
+    assert [s.job_id for s in c.suspects] == ["a"]
+
+
+@pytest.mark.parametrize("error", [OutcomeUnknown("no answer"), EtcdUnavailable("down")])
+async def test_etcd_out_of_reach_is_unknown_and_gives_no_safe_time(error: Exception) -> None:
+    c, claimed = await with_claims("a")
+    c.etcd.read_error = error
+    reply = await c.sessions.beat(NS, beat(1, *claimed), FAR)
+    assert reply.authority is Authority.UNKNOWN
+    assert (reply.verdicts, reply.safe_ms, reply.position) == ((), 0, 0)
+
+
+async def test_a_keepalive_of_another_raft_term_confirms_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    c, claimed = await with_claims("a")
+
+    async def old_leader(session_id: str, *, deadline: float) -> KeptAlive:
+        return KeptAlive(10_000, 1)
+
+    monkeypatch.setattr(c.session_store, "keep_alive", old_leader)
+    reply = await c.sessions.beat(NS, beat(1, *claimed), FAR)
+    assert reply.authority is Authority.UNKNOWN
+
+
+async def test_a_claim_that_no_beat_mentions_goes_back_after_a_ttl_uncharged() -> None:
+    """Fault case 001: the reply was lost and nobody works the job."""
+    c, _ = await with_claims("a")
+    for n in range(4):
+        await c.sessions.beat(NS, beat(n, sent_ms=n * 4_000), FAR)
+        await c.clock.advance(4)
+        await c.session_store.keep_alive(S, deadline=FAR)
+    counts = await c.take_away.run_once()
+    assert counts.taken == 1
+    stored = c.etcd.stored(NS, "a")
+    assert stored is not None
+    assert stored.job.state is JobState.SCHEDULED
+    assert stored.job.hold_ms == 10_000, "its holder, if there is one, hears of it first"
+    assert (stored.job.failures, stored.job.lease_losses, stored.job.uncharged) == (0, 0, 1)
+
+
+async def test_closing_a_session_gives_its_jobs_back_at_once_and_uncharged() -> None:
+    c, _ = await with_claims("a", "b")
+    assert await c.sessions.close(NS, S, FAR) == 2
+    for name in ("a", "b"):
+        stored = c.etcd.stored(NS, name)
+        assert stored is not None
+        assert stored.job.state is JobState.PENDING
+        assert (stored.job.lease_losses, stored.job.uncharged) == (0, 1)
+    assert await c.session_store.read(NS, S, deadline=FAR) is None
+    assert c.suspects == []
+    assert await c.sessions.close(NS, S, FAR) == 0, "repeating it is no error"
+
+
+def new(request_id: str, identity: str = "w1") -> NewSession:
+    return NewSession(request_id=request_id, identity=identity, sdk="t", labels={}, ttl_ms=5_000)
+
+
+async def test_opening_again_with_the_same_request_answers_the_same_session() -> None:
+    c = await bench_with()
+    first = await c.sessions.open(NS, new("r1"), FAR)
+    again = await c.sessions.open(NS, new("r1"), FAR)
+    other = await c.sessions.open(NS, new("r2"), FAR)
+    assert first.session_id == again.session_id != other.session_id
+    assert (first.ttl_ms, first.interval_ms, first.safe_ms) == (5_000, 1_666, 4_000)
+
+
+async def test_a_request_id_with_other_content_is_refused() -> None:
+    c = await bench_with()
+    await c.sessions.open(NS, new("r1"), FAR)
+    with pytest.raises(RequestError) as refusal:
+        await c.sessions.open(NS, new("r1", identity="w2"), FAR)
+    assert refusal.value.reason is Reason.REQUEST_ID_REUSED

@@ -1,0 +1,164 @@
+"""Index, dispatch and sessions over the store in memory, wired as the app wires them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from coordinator.ports import Stored
+from coordinator.reconciler.take_away import TakeAwayPass
+from coordinator.services.abandoned import Abandoned
+from coordinator.services.api import ClaimedJob, ClaimQuery
+from coordinator.services.arrivals import Arrivals
+from coordinator.services.dispatch import Dispatch, DispatchConfig
+from coordinator.services.holders import Holders, Suspect
+from coordinator.services.index import Index, IndexConfig
+from coordinator.services.sessions import SessionConfig, Sessions
+from coordinator.services.waiters import Waiters
+from tests.support.builders import FAR, a_job, open_session, store_job
+from tests.support.clock import SteppingClock
+from tests.support.fake_ports import FixedPresent, SteadyEntropy, StillFeeds
+from tests.support.memory_etcd import MemoryEtcd
+from tests.support.memory_job_store import MemoryJobStore, MemorySessionStore
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+NS, S = "default", "00000000000000a1"
+
+
+@dataclass
+class Coordinator:
+    """One coordinator's dispatch half. ``members`` are the coordinators that it believes in."""
+
+    etcd: MemoryEtcd
+    clock: SteppingClock
+    own_id: str = "c1"
+    members: list[str] = field(default_factory=lambda: ["c1"])
+    config: DispatchConfig = field(default_factory=DispatchConfig)
+    index_config: IndexConfig = field(default_factory=IndexConfig)
+    suspects: list[Suspect] = field(default_factory=list)
+    expired: list[tuple[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.jobs = MemoryJobStore(self.etcd)
+        self.session_store = MemorySessionStore(self.etcd)
+        self.holders = Holders(self.suspects.append)
+        self.waiters = Waiters()
+        self.present = FixedPresent(self.etcd)
+        self.arrivals = Arrivals(
+            self.waiters,
+            own_id=self.own_id,
+            members=lambda: self.members,
+            preferred=lambda job_id, members: members[sum(job_id.encode()) % len(members)],
+        )
+        self.index = Index(
+            self.jobs,
+            self.session_store,
+            self.holders,
+            self.clock,
+            self.index_config,
+            arrived=self.arrivals.arrived,
+        )
+        self.abandoned = Abandoned(self.jobs, self.clock)
+        self.dispatch = Dispatch(
+            self.jobs,
+            self.session_store,
+            StillFeeds(),
+            self.present,
+            self.index,
+            self.holders,
+            self.waiters,
+            self.arrivals,
+            self.abandoned,
+            self.clock,
+            SteadyEntropy(),
+            self.config,
+            expired=lambda namespace, job_id: self.expired.append((namespace, job_id)),
+        )
+        self.take_away = TakeAwayPass(self.jobs, self.clock, SteadyEntropy(), again=self.holders.report_again)
+        self.sessions = Sessions(
+            self.jobs,
+            self.session_store,
+            StillFeeds(),
+            self.present,
+            self.holders,
+            self.clock,
+            SessionConfig(),
+            overdue=self.take_away.add,
+        )
+
+    async def start(self) -> None:
+        """List and listen."""
+        self.etcd.observers.append(self.index)
+        await self.etcd.listen(self.index, NS)
+
+    async def submit(self, *names: str, **terms: object) -> list[Stored]:
+        """Waiting jobs of queue q, type t."""
+        if names:
+            await self.jobs.register_type(NS, "q", "t", deadline=FAR)
+        return [await store_job(self.jobs, a_job(name, counter=n, **terms)) for n, name in enumerate(names)]
+
+    async def claim(
+        self, *, n: int = 1, wait_ms: int = 0, request: str = "r1", session: str = S, repeat: bool = False
+    ) -> list[ClaimedJob]:
+        """Claim from q/t."""
+        query = ClaimQuery(
+            session_id=session,
+            request_id=request,
+            queues=(("q", "t"),),
+            max_jobs=n,
+            wait_ms=wait_ms,
+            repeat=repeat,
+        )
+        return await self.dispatch.claim_jobs(NS, query, FAR)
+
+    async def claim_one(
+        self, job_id: str, *, wait_ms: int = 0, request: str = "r1", session: str = S
+    ) -> ClaimedJob:
+        """Claim by id."""
+        return await self.dispatch.claim_job(
+            NS,
+            session_id=session,
+            request_id=request,
+            job_id=job_id,
+            wait_ms=wait_ms,
+            repeat=False,
+            deadline=FAR,
+        )
+
+
+def ids(claimed: Sequence[ClaimedJob]) -> list[str]:
+    """Their job ids."""
+    return [one.stored.job.job_id for one in claimed]
+
+
+async def bench_with(etcd: MemoryEtcd | None = None, **fields: object) -> Coordinator:
+    """A coordinator that listens, and an open session."""
+    clock = etcd.clock if etcd is not None else SteppingClock()
+    assert isinstance(clock, SteppingClock)
+    coordinator = Coordinator(etcd or MemoryEtcd(clock), clock, **fields)  # type: ignore[arg-type]
+    await coordinator.start()
+    if etcd is None:
+        await open_session(coordinator.session_store)
+    return coordinator
+
+
+@asynccontextmanager
+async def polling(coordinator: Coordinator, **query: object) -> AsyncIterator[asyncio.Task[list[ClaimedJob]]]:
+    """A long poll under way; cancelled at the end."""
+    before = coordinator.dispatch.waiting
+    task = asyncio.ensure_future(coordinator.claim(wait_ms=20_000, **query))  # type: ignore[arg-type]
+    for _ in range(100):
+        await asyncio.sleep(0)
+        if coordinator.dispatch.waiting > before or task.done():
+            break
+    try:
+        yield task
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
