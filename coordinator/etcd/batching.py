@@ -29,11 +29,16 @@ class Group:
     def halves(self) -> tuple[Group, Group]:
         """First and second half, each with the group's history."""
         half = len(self.entries) // 2
-        first, second = self.entries[:half], self.entries[half:]
-        return (
-            Group(entries=first, failures=self.failures, epoch_read_again=self.epoch_read_again),
-            Group(entries=second, failures=self.failures, epoch_read_again=self.epoch_read_again),
-        )
+        return self._part(self.entries[:half]), self._part(self.entries[half:])
+
+    def by_need_of_space(self) -> tuple[Group, Group]:
+        """Operations that put something, and those that only delete; either may be empty."""
+        puts = [entry for entry in self.entries if entry.needs_space()]
+        deletes = [entry for entry in self.entries if not entry.needs_space()]
+        return self._part(puts), self._part(deletes)
+
+    def _part(self, entries: list[Entry]) -> Group:
+        return Group(entries=entries, failures=self.failures, epoch_read_again=self.epoch_read_again)
 
 
 class ReadyQueue:

@@ -22,8 +22,10 @@ from coordinator.errors import (
     LeaseNotFound,
     NotApplied,
     OutcomeUnknown,
+    PermissionDenied,
     RequestTooLarge,
     StorageError,
+    StorageFull,
     TooManyRequests,
 )
 from coordinator.etcd import wire
@@ -188,6 +190,9 @@ class Delivery:
                     entry.last_error = error
             await self._pause(group)
             return (group,)
+        if isinstance(error, PermissionDenied):
+            # It is about our user, not about one operation: no halving, with a failing login for each half.
+            return self._refuse_all(group, error)
         if len(entries) > 1:
             if isinstance(error, RequestTooLarge):
                 self._ready.refused_as_too_large(len(entries))
@@ -202,8 +207,12 @@ class Delivery:
                     del self._dead_leases[next(iter(self._dead_leases))]
             if self._rebuild(entry):
                 return (group,)
-        entry.refuse(error)
-        self._owner.finished(entry)
+        return self._refuse_all(group, error)
+
+    def _refuse_all(self, group: Group, error: StorageError) -> tuple[Group, ...]:
+        for entry in group.entries:
+            entry.refuse(error)
+            self._owner.finished(entry)
         return ()
 
     async def _unknown(self, group: Group, error: StorageError) -> tuple[Group, ...]:
@@ -215,6 +224,9 @@ class Delivery:
             entry.unknown = True
             entry.last_error = error
         await self._pause(group)
+        if isinstance(error, StorageFull):
+            # A full store still deletes: releases must not share the fate of the puts beside them.
+            return tuple(part for part in group.by_need_of_space() if part.entries)
         return (group,)
 
     async def _epoch_mismatch(self, group: Group) -> tuple[Group, ...]:
@@ -228,11 +240,9 @@ class Delivery:
                 _log.warning("the epoch changed and could not be read again", exc_info=True)
             else:
                 return (group,)
-        error = EpochChanged("the epoch in etcd is not the one that this coordinator works under")
-        for entry in group.entries:
-            entry.refuse(error)
-            self._owner.finished(entry)
-        return ()
+        return self._refuse_all(
+            group, EpochChanged("the epoch in etcd is not the one that this coordinator works under")
+        )
 
     async def _pause(self, group: Group) -> None:
         config = self._config

@@ -36,8 +36,9 @@ class GuardedOp:
     handed over.
 
     Attributes:
-        lanes: names of which only one operation may be under way: job ids, unique keys. They cover every key
-            that the operation writes, except those that ``adds`` covers.
+        lanes: names of which only one operation may be under way: job ids, unique keys, each with what tells
+            it from another namespace's. They cover every key that the operation writes or compares for
+            absence, except those that ``adds`` covers.
         adds: lock names that this operation adds an entry to; one operation in flight per name.
         compares: the guard, at least one. A repeat of the operation after it was applied **must** fail the
             guard, since a try whose outcome is unknown is sent again.
@@ -158,6 +159,10 @@ class Entry:
         size = len(self.nested)
         if size > limits.max_request_bytes:
             raise RequestTooLarge(f"an operation of {size} bytes, etcd takes {limits.max_request_bytes}")
+
+    def needs_space(self) -> bool:
+        """Whether a win puts anything; etcd that is out of space still deletes and reads."""
+        return any(map(wire.is_put, self.op.thens))
 
     def refuse(self, error: StorageError) -> None:
         """Answer that this try wrote nothing; which says nothing of an earlier one with unknown outcome."""

@@ -20,6 +20,7 @@ __all__ = [
     "delete",
     "delete_range",
     "get",
+    "is_put",
     "lease_eq",
     "mod_eq",
     "nested",
@@ -72,13 +73,15 @@ _F7 = _tagged(0x3A)
 
 
 def _head(table: tuple[bytes, ...], length: int) -> bytes:
+    # The hottest callers look into the table themselves first: a call costs as much as the look-up.
     return table[length] if length < _TABLE else table[0][:1] + _large_varint(length)
 
 
 def _keyed(key: bytes) -> bytes:
-    if not key:
+    size = len(key)
+    if not size:
         raise ValueError("etcd has no empty key")
-    return _head(_F1, len(key)) + key
+    return (_F1[size] if size < _TABLE else _head(_F1, size)) + key
 
 
 # --- RequestOp ------------------------------------------------------------------------------------
@@ -87,10 +90,18 @@ def _keyed(key: bytes) -> bytes:
 def put(key: bytes, value: bytes, lease: int = 0) -> bytes:
     """``RequestOp{request_put}``. ``lease`` 0 detaches the key from any lease."""
     size = len(value)
-    body = _keyed(key) + _head(_F2, size) + value if size else _keyed(key)
+    body = _keyed(key)
+    if size:
+        body += (_F2[size] if size < _TABLE else _head(_F2, size)) + value
     if lease:
         body += b"\x18" + varint(lease)
-    return _head(_F2, len(body)) + body
+    size = len(body)
+    return (_F2[size] if size < _TABLE else _head(_F2, size)) + body
+
+
+def is_put(op: bytes) -> bool:
+    """Whether an encoded ``RequestOp`` is a put."""
+    return op.startswith(b"\x12")
 
 
 def delete(key: bytes) -> bytes:
@@ -135,9 +146,10 @@ def nested(compares: Sequence[bytes], thens: Sequence[bytes], elses: Sequence[by
 
 
 def _compare_key(key: bytes) -> bytes:
-    if not key:
+    size = len(key)
+    if not size:
         raise ValueError("etcd has no empty key")
-    return _head(_F3, len(key)) + key
+    return (_F3[size] if size < _TABLE else _head(_F3, size)) + key
 
 
 def create_eq(key: bytes, revision: int) -> bytes:
@@ -186,13 +198,9 @@ def txn(compares: Sequence[bytes], thens: Sequence[bytes], elses: Sequence[bytes
     """``TxnRequest`` of encoded ``Compare`` and ``RequestOp`` bodies."""
     parts: list[bytes] = []
     add = parts.append
-    for piece in compares:
-        add(_head(_F1, len(piece)))
-        add(piece)
-    for piece in thens:
-        add(_head(_F2, len(piece)))
-        add(piece)
-    for piece in elses:
-        add(_head(_F3, len(piece)))
-        add(piece)
+    for table, pieces in ((_F1, compares), (_F2, thens), (_F3, elses)):
+        for piece in pieces:
+            size = len(piece)
+            add(table[size] if size < _TABLE else _head(table, size))
+            add(piece)
     return b"".join(parts)

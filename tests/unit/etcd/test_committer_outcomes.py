@@ -15,11 +15,13 @@ from coordinator.errors import (
     LeaseNotFound,
     NotApplied,
     OutcomeUnknown,
+    PermissionDenied,
     RequestTooLarge,
     StorageError,
     StorageFull,
     TooManyRequests,
 )
+from coordinator.etcd import wire
 from coordinator.etcd.committer import CommitterConfig, GroupLimits, GuardedOp, OpResult
 from leasekeeper.internal.etcd.v1 import kv_pb2 as pb
 from tests.unit.etcd.committer_fakes import Bench, Call, make_bench, running, settle
@@ -240,6 +242,34 @@ async def test_a_full_store_is_unknown_and_is_told_as_what_it_is() -> None:
         await settle()
         await bench.clock.advance(1.1)
         assert type(future.exception()) is StorageFull
+
+
+async def test_in_a_full_store_operations_that_only_delete_do_not_wait_for_those_that_put() -> None:
+    def full(call: Call) -> pb.TxnResponse | BaseException:
+        puts = any(
+            one.HasField("request_put") for op in call.request.success for one in op.request_txn.success
+        )
+        return StorageFull("database space exceeded") if puts else bench.etcd.won(call)
+
+    async with running() as bench:
+        bench.etcd.script = full
+        put = bench.committer.enqueue(bench.op("put", lasts=1.0))
+        release = bench.op("release")
+        release.thens = (wire.delete(b"lock"),)
+        released = bench.committer.enqueue(release)
+        await settle()
+        await bench.clock.advance(1.1)
+        assert released.result().won
+        assert type(put.exception()) is StorageFull
+
+
+async def test_a_missing_permission_is_told_to_the_whole_group_at_once() -> None:
+    async with running() as bench:
+        bench.etcd.script = lambda _: PermissionDenied("user may not write here")
+        futures = enqueue_many(bench, 60)
+        await settle()
+        assert {type(future.exception()) for future in futures} == {PermissionDenied}
+        assert len(bench.etcd.calls) == 1
 
 
 async def test_an_answer_that_does_not_fit_the_request_is_an_unknown_outcome() -> None:

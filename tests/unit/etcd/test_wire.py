@@ -108,6 +108,7 @@ def test_a_compare_decodes_to_the_message_built_by_objects(pair: ComparePair) ->
 def test_an_operation_decodes_to_the_message_built_by_objects(pair: Pair) -> None:
     encoded, message = pair
     assert pb.RequestOp.FromString(encoded) == message
+    assert wire.is_put(encoded) == message.HasField("request_put")
 
 
 @given(st.lists(COMPARES, max_size=3), st.lists(OPS, max_size=5), st.lists(OPS, max_size=5))
