@@ -1,0 +1,203 @@
+"""The gRPC server: options, listeners, TLS, and every method behind the guard.
+
+Handlers are made from the descriptors, so a method of the contract without an implementation fails at start
+and not at its first call.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import grpc
+import grpc.aio
+from google.protobuf import message_factory
+from google.protobuf.descriptor import ServiceDescriptor
+
+from coordinator.errors import ConfigError
+from coordinator.rpc import limits
+from coordinator.rpc.auth import Scope
+from coordinator.rpc.call_guard import CallGuard, Method
+from coordinator.rpc.health import HEALTH_SERVICE, Health
+from coordinator.rpc.job_servicer import JobServicer
+from coordinator.rpc.reflection import register_reflection
+from coordinator.rpc.worker_servicer import WorkerServicer
+from leasekeeper.v1 import job_service_pb2, worker_service_pb2
+
+__all__ = ["METHODS", "SERVICES", "ListenConfig", "RpcServer", "TlsConfig"]
+
+_JOBS: Final = job_service_pb2.DESCRIPTOR.services_by_name["JobService"]
+_WORKERS: Final = worker_service_pb2.DESCRIPTOR.services_by_name["WorkerService"]
+SERVICES: Final = (_JOBS.full_name, _WORKERS.full_name)
+
+_RECEIVE_BYTES: Final = 16 << 20
+"""Larger messages are refused by gRPC itself (RESOURCE_EXHAUSTED).
+
+Up to here we say which limit of ours is meant.
+"""
+
+_READ, _WRITE, _WORK = Scope.READ, Scope.WRITE, Scope.WORK
+
+METHODS: Final[Mapping[str, Method]] = MappingProxyType(
+    {
+        "SubmitJob": Method(_WRITE),
+        "SubmitJobs": Method(_WRITE, batch_field="jobs", largest=limits.REQUEST_BYTES),
+        "GetJob": Method(_READ),
+        "ListJobs": Method(_READ),
+        "WaitJob": Method(_READ, wait_field="timeout"),
+        "WatchJobs": Method(_READ),
+        "UpdateJob": Method(_WRITE),
+        "CancelJob": Method(_WRITE),
+        "DeleteJob": Method(_WRITE),
+        "OpenSession": Method(_WORK),
+        "CloseSession": Method(_WORK),
+        "Heartbeat": Method(_WORK),
+        "ClaimJobs": Method(_WORK, wait_field="wait"),
+        "ClaimJob": Method(_WORK, wait_field="wait"),
+        "CompleteJob": Method(_WORK),
+        "FailJob": Method(_WORK),
+        "ReleaseJob": Method(_WORK),
+        "SettleJobs": Method(_WORK, batch_field="settlements", largest=limits.REQUEST_BYTES),
+        "SaveCheckpoint": Method(_WORK),
+    }
+)
+"""How each method is served; its behaviour is the servicer's method of the same name in snake case."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TlsConfig:
+    """PEM files of the server. ``client_ca``: callers must present a certificate that it signed."""
+
+    cert: Path
+    key: Path
+    client_ca: Path | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ListenConfig:
+    """Where and how to listen.
+
+    Args:
+        address: ``host:port``; port 0 takes a free one.
+        tls: None for plain text.
+        reuse_port: several processes may share the port.
+        reflection: whether the API describes itself.
+        ping_interval_ms: how often the server pings idle callers.
+        ping_timeout_ms: how long it waits for the answer before it drops them.
+    """
+
+    address: str = "127.0.0.1:7420"
+    tls: TlsConfig | None = None
+    reuse_port: bool = False
+    reflection: bool = True
+    ping_interval_ms: int = 20_000
+    ping_timeout_ms: int = 5_000
+
+
+def _options(config: ListenConfig) -> list[tuple[str, int]]:
+    # ping_timeout stands beside keepalive_timeout, because newer gRPC cores look at the former alone.
+    return [
+        ("grpc.max_receive_message_length", _RECEIVE_BYTES),
+        ("grpc.max_send_message_length", -1),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.keepalive_time_ms", config.ping_interval_ms),
+        ("grpc.keepalive_timeout_ms", config.ping_timeout_ms),
+        ("grpc.http2.ping_timeout_ms", config.ping_timeout_ms),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.so_reuseport", int(config.reuse_port)),
+    ]
+
+
+def _snake(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+def _handlers(service: ServiceDescriptor, servicer: object, guard: CallGuard) -> dict[str, Any]:
+    handlers: dict[str, Any] = {}
+    for method in service.methods:
+        behaviour = getattr(servicer, _snake(method.name))
+        settings = METHODS[method.name]
+        parse = message_factory.GetMessageClass(method.input_type).FromString
+        write = message_factory.GetMessageClass(method.output_type).SerializeToString
+        read = guard.reader(parse, settings)
+        if method.server_streaming:
+            served = guard.stream(settings, behaviour)
+            handlers[method.name] = grpc.unary_stream_rpc_method_handler(served, read, write)
+        else:
+            served = guard.unary(settings, behaviour)
+            handlers[method.name] = grpc.unary_unary_rpc_method_handler(served, read, write)
+    return handlers
+
+
+def _credentials(tls: TlsConfig) -> grpc.ServerCredentials:
+    try:
+        key, cert = tls.key.read_bytes(), tls.cert.read_bytes()
+        client_ca = tls.client_ca.read_bytes() if tls.client_ca is not None else None
+    except OSError as error:
+        raise ConfigError(f"server.tls: {error}") from error
+    return grpc.ssl_server_credentials([(key, cert)], client_ca, client_ca is not None)
+
+
+class RpcServer:
+    """Both services, health and reflection on one listener. Made and run in one event loop.
+
+    Args:
+        config: see ``ListenConfig``.
+        guard: what every call passes through.
+        health: the health service; its owner sets readiness.
+        jobs: JobService.
+        workers: WorkerService.
+    """
+
+    def __init__(
+        self,
+        config: ListenConfig,
+        guard: CallGuard,
+        health: Health,
+        jobs: JobServicer,
+        workers: WorkerServicer,
+    ) -> None:
+        self._config = config
+        self._guard = guard
+        self._health = health
+        self._server = grpc.aio.server(options=_options(config))
+        for service, servicer in ((_JOBS, jobs), (_WORKERS, workers)):
+            handlers = _handlers(service, servicer, guard)
+            generic = grpc.method_handlers_generic_handler(service.full_name, handlers)
+            self._server.add_generic_rpc_handlers((generic,))
+        health.register(self._server)
+        if config.reflection:
+            register_reflection(self._server, [*SERVICES, HEALTH_SERVICE], guard.tokens)
+        self.port = 0
+
+    @property
+    def address(self) -> str:
+        """``host:port`` with the port that was taken."""
+        return f"{self._config.address.rpartition(':')[0]}:{self.port}"
+
+    async def start(self) -> None:
+        """Listen.
+
+        Raises:
+            ConfigError: the address cannot be bound.
+        """
+        try:
+            if self._config.tls is not None:
+                credentials = _credentials(self._config.tls)
+                self.port = self._server.add_secure_port(self._config.address, credentials)
+            else:
+                self.port = self._server.add_insecure_port(self._config.address)
+        except RuntimeError as error:
+            raise ConfigError(f"server.listen: cannot listen at {self._config.address}: {error}") from error
+        if self.port == 0:
+            raise ConfigError(f"server.listen: cannot listen at {self._config.address}")
+        await self._server.start()
+
+    async def stop(self, grace: float) -> None:
+        """Close the listener at once, let calls under way finish for ``grace`` seconds, then cancel them."""
+        await self._server.stop(grace)

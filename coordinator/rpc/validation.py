@@ -1,0 +1,232 @@
+"""Form of every request of JobService.
+
+Fields, sizes, ranges. What state says about them is the services' business.
+
+Each function raises RequestError with all violations at once, or returns having changed nothing. Items of a
+batch are checked one by one, so that one bad item refuses itself alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from coordinator.errors import Reason, RequestError
+from coordinator.rpc import limits
+from coordinator.rpc.field_checks import (
+    Violations,
+    check_count,
+    check_duration,
+    check_id,
+    check_labels,
+    check_name,
+    check_number,
+    check_states,
+    check_text,
+    check_timestamp,
+)
+from coordinator.rpc.limits import CallLimits
+from leasekeeper.v1 import job_service_pb2 as pb
+from leasekeeper.v1 import types_pb2 as types
+
+__all__ = [
+    "check_cancel",
+    "check_delete",
+    "check_get",
+    "check_job",
+    "check_list",
+    "check_request_id",
+    "check_submit",
+    "check_submit_batch",
+    "check_update",
+    "check_wait",
+    "check_watch",
+]
+
+
+def check_request_id(found: Violations, request_id: str, *, required: bool = False) -> None:
+    """The id that makes a repeat recognisable, 1-128 bytes."""
+    check_text(found, "request_id", request_id, limits.REQUEST_ID_BYTES, required=required)
+
+
+def _namespace(found: Violations, namespace: str) -> None:
+    check_name(found, "namespace", namespace, required=False)
+
+
+def _retry(found: Violations, path: str, policy: types.RetryPolicy) -> None:
+    if policy.HasField("max_retries"):
+        check_number(found, f"{path}.max_retries", policy.max_retries, 0, 1_000)
+    if policy.HasField("max_lease_losses"):
+        check_number(found, f"{path}.max_lease_losses", policy.max_lease_losses, 0, 1_000)
+    if policy.HasField("multiplier"):
+        check_number(found, f"{path}.multiplier", policy.multiplier, 1, 100)
+    if policy.HasField("jitter"):
+        check_number(found, f"{path}.jitter", policy.jitter, 0, 1)
+    if policy.HasField("initial_delay"):
+        check_duration(
+            found, f"{path}.initial_delay", policy.initial_delay, limits.LONGEST_DELAY_MS, positive=True
+        )
+    if policy.HasField("max_delay"):
+        check_duration(found, f"{path}.max_delay", policy.max_delay, limits.LONGEST_DELAY_MS, positive=True)
+    kinds = policy.non_retryable_types
+    if kinds and check_count(found, f"{path}.non_retryable_types", len(kinds), 0, limits.NON_RETRYABLE_TYPES):
+        for index, kind in enumerate(kinds):
+            field = f"{path}.non_retryable_types[{index}]"
+            check_text(found, field, kind, limits.FAILURE_TYPE_BYTES, required=True)
+
+
+def check_job(found: Violations, path: str, job: types.JobSpec) -> None:
+    """One job as submitted; ``path`` is where it stands in the request (``job``, ``jobs[3]``)."""
+    check_id(found, f"{path}.job_id", job.job_id, required=False)
+    check_name(found, f"{path}.queue", job.queue)
+    check_name(found, f"{path}.type", job.type)
+    size = len(job.payload)
+    if size > limits.PAYLOAD_BYTES:
+        found.add_special(
+            Reason.PAYLOAD_TOO_LARGE,
+            f"{path}.payload",
+            f"is {size} bytes, the limit is {limits.PAYLOAD_BYTES}",
+            size=size,
+            limit=limits.PAYLOAD_BYTES,
+        )
+    check_text(found, f"{path}.content_type", job.content_type, limits.CONTENT_TYPE_BYTES)
+    check_labels(found, f"{path}.labels", job.labels)
+    if not 0 <= job.priority <= 5:
+        found.add(f"{path}.priority", f"must be from 1 to 5, or 0 for the default, is {job.priority}")
+    check_id(found, f"{path}.unique_key", job.unique_key, required=False)
+    if job.HasField("due_time"):
+        check_timestamp(found, f"{path}.due_time", job.due_time)
+    if job.HasField("run_at"):
+        check_timestamp(found, f"{path}.run_at", job.run_at)
+    for name in ("queue_timeout", "run_timeout", "total_timeout", "heartbeat_timeout"):
+        if job.HasField(name):
+            check_duration(
+                found, f"{path}.{name}", getattr(job, name), limits.LONGEST_TIMEOUT_MS, positive=True
+            )
+    if job.HasField("retry_policy"):
+        _retry(found, f"{path}.retry_policy", job.retry_policy)
+
+
+def check_submit(request: pb.SubmitJobRequest) -> None:
+    """SubmitJob."""
+    found = Violations()
+    _namespace(found, request.namespace)
+    check_request_id(found, request.request_id)
+    if not request.HasField("job"):
+        found.add("job", "is required")
+    else:
+        check_job(found, "job", request.job)
+        if not request.job.job_id and not request.request_id:
+            found.add("request_id", "is required if job.job_id is empty")
+    found.check()
+
+
+def check_submit_batch(request: pb.SubmitJobsRequest) -> list[RequestError | None]:
+    """SubmitJobs: raises for the call as a whole; returns, item by item, what refuses that item alone."""
+    found = Violations()
+    _namespace(found, request.namespace)
+    check_request_id(found, request.request_id)
+    jobs = request.jobs
+    if check_count(found, "jobs", len(jobs), 1, limits.ITEMS_PER_CALL):
+        _no_id_twice(found, jobs, bool(request.request_id))
+    found.check()
+    errors: list[RequestError | None] = []
+    for index, job in enumerate(jobs):
+        item = Violations()
+        check_job(item, f"jobs[{index}]", job)
+        errors.append(item.error())
+    return errors
+
+
+def _no_id_twice(found: Violations, jobs: Sequence[types.JobSpec], has_request_id: bool) -> None:
+    seen: dict[str, int] = {}
+    for index, job in enumerate(jobs):
+        job_id = job.job_id
+        if not job_id:
+            if not has_request_id:
+                found.add("request_id", f"is required if a job_id is empty (jobs[{index}].job_id)")
+                has_request_id = True
+        elif seen.setdefault(job_id, index) != index:
+            found.add(f"jobs[{index}].job_id", f"is the same as jobs[{seen[job_id]}].job_id")
+
+
+def check_get(request: pb.GetJobRequest) -> None:
+    """GetJob."""
+    found = Violations()
+    _namespace(found, request.namespace)
+    check_id(found, "job_id", request.job_id)
+    found.check()
+
+
+def check_list(request: pb.ListJobsRequest) -> None:
+    """ListJobs."""
+    found = Violations()
+    _namespace(found, request.namespace)
+    check_number(found, "page_size", request.page_size, 0, limits.PAGE_SIZE)
+    check_text(found, "page_token", request.page_token, limits.PAGE_TOKEN_BYTES)
+    check_states(found, "states", request.states)
+    check_name(found, "queue", request.queue, required=False)
+    check_name(found, "type", request.type, required=False)
+    check_labels(found, "labels", request.labels)
+    found.check()
+
+
+def check_wait(request: pb.WaitJobRequest, call_limits: CallLimits) -> None:
+    """WaitJob."""
+    found = Violations()
+    _namespace(found, request.namespace)
+    check_id(found, "job_id", request.job_id)
+    if request.HasField("timeout"):
+        check_duration(found, "timeout", request.timeout, call_limits.wait_max_ms)
+    found.check()
+
+
+def check_watch(request: pb.WatchJobsRequest) -> None:
+    """WatchJobs."""
+    found = Violations()
+    _namespace(found, request.namespace)
+    if check_count(found, "job_ids", len(request.job_ids), 0, limits.WATCHED_IDS):
+        for index, job_id in enumerate(request.job_ids):
+            check_id(found, f"job_ids[{index}]", job_id)
+    check_name(found, "queue", request.queue, required=False)
+    check_name(found, "type", request.type, required=False)
+    check_states(found, "states", request.states)
+    if request.resume_revision < 0:
+        found.add("resume_revision", f"must not be negative, is {request.resume_revision}")
+    found.check()
+
+
+def check_update(request: pb.UpdateJobRequest) -> None:
+    """UpdateJob."""
+    found = Violations()
+    _namespace(found, request.namespace)
+    check_request_id(found, request.request_id)
+    check_id(found, "job_id", request.job_id)
+    check_text(found, "etag", request.etag, limits.REQUEST_ID_BYTES)
+    if not 0 <= request.priority <= 5:
+        found.add("priority", f"must be from 1 to 5, or 0 for unchanged, is {request.priority}")
+    if request.HasField("due_time"):
+        check_timestamp(found, "due_time", request.due_time)
+    if request.HasField("run_at"):
+        check_timestamp(found, "run_at", request.run_at)
+    if not (request.priority or request.HasField("due_time") or request.HasField("run_at")):
+        found.add("priority", "one of priority, due_time and run_at is required")
+    found.check()
+
+
+def check_cancel(request: pb.CancelJobRequest) -> None:
+    """CancelJob."""
+    found = Violations()
+    _namespace(found, request.namespace)
+    check_request_id(found, request.request_id)
+    check_id(found, "job_id", request.job_id)
+    found.check()
+
+
+def check_delete(request: pb.DeleteJobRequest) -> None:
+    """DeleteJob."""
+    found = Violations()
+    _namespace(found, request.namespace)
+    check_request_id(found, request.request_id)
+    check_id(found, "job_id", request.job_id)
+    check_text(found, "etag", request.etag, limits.REQUEST_ID_BYTES)
+    found.check()
