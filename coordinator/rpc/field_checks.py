@@ -38,7 +38,7 @@ _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 _SESSION_ID: Final = re.compile(r"[0-9a-f]{16}")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _NANOS: Final = 1_000_000_000
-_SHOWN: Final = 20
+_SHOWN: Final = 10
 _STATES: Final = frozenset(range(1, 8))
 
 
@@ -70,7 +70,7 @@ class Violations:
     def error(self) -> RequestError | None:
         """The refusal that says it all, or None if nothing is wrong.
 
-        At most 20 fields are named: status details travel as headers.
+        At most 10 fields are named: status details travel as headers.
         """
         if not self._fields:
             return None

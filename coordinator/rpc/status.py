@@ -76,12 +76,14 @@ DEFAULT_RETRY_MS: Final[Mapping[Reason, int]] = MappingProxyType(
 )
 """Delay in RetryInfo where the error itself names none, milliseconds."""
 
-_TEXT: Final = 600
-_FIELD: Final = 200
+_TEXT: Final = 300
+_FIELD: Final = 100
+_DESCRIPTION: Final = 160
 
 
 def _cut(text: str, limit: int) -> str:
-    return text if len(text) <= limit else text[: limit - 1] + "…"
+    raw = text.encode()
+    return text if len(raw) <= limit else raw[: limit - 3].decode(errors="ignore") + "…"
 
 
 def _pack(status: status_pb2.Status, detail: Message) -> None:
@@ -107,7 +109,7 @@ def to_status(error: RequestError) -> status_pb2.Status:
         bad = error_details_pb2.BadRequest()
         for violation in error.fields:
             bad.field_violations.add(
-                field=_cut(violation.field, _FIELD), description=_cut(violation.description, _FIELD)
+                field=_cut(violation.field, _FIELD), description=_cut(violation.description, _DESCRIPTION)
             )
         _pack(status, bad)
     return status
