@@ -16,7 +16,7 @@ cancellation, or because a callback or the committer itself raised; every caller
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from coordinator.errors import DeadlinePassed, NotApplied, RequestTooLarge, StorageError, TooManyRequests
 from coordinator.etcd.batching import Group, ReadyQueue
@@ -247,11 +247,14 @@ class Committer:
 
     # --- told by the delivery ---------------------------------------------------------------------
 
-    def _finished(self, entry: Entry) -> None:
-        self._wheel.remove(entry)
-        for freed in self._lanes.leave(entry):
-            self._ready.push(freed)
-        self._outstanding -= 1
+    def _finished(self, entries: Sequence[Entry]) -> None:
+        leave = self._lanes.leave
+        forget = self._wheel.remove
+        for entry in entries:
+            forget(entry)
+            for freed in leave(entry):
+                self._ready.push(freed)
+        self._outstanding -= len(entries)
         if not self._outstanding:
             self._work.clear()
             self._idle.set()

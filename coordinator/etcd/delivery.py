@@ -12,7 +12,7 @@ What etcd did with a try decides what follows:
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -38,7 +38,7 @@ from coordinator.etcd.commit_config import (
     MonotonicClock,
     TxnClient,
 )
-from coordinator.etcd.guarded_op import Entry, OpResult, Responses
+from coordinator.etcd.guarded_op import Entry, OpResult
 
 if TYPE_CHECKING:
     from leasekeeper.internal.etcd.v1.kv_pb2 import ResponseOp, TxnResponse
@@ -56,12 +56,12 @@ class DeliveryOwner:
     """What a delivery tells its committer.
 
     Attributes:
-        finished: an entry has its answer; its lanes are free.
+        finished: entries have their answers; their lanes are free.
         pausing: +1 when a group begins to wait before it is sent again, -1 when it ends.
         fault: a callback raised; told after the fact, other operations are not affected.
     """
 
-    finished: Callable[[Entry], None]
+    finished: Callable[[Sequence[Entry]], None]
     pausing: Callable[[int], None]
     fault: Callable[[Exception], None]
 
@@ -144,33 +144,36 @@ class Delivery:
             entry.refuse(LeaseNotFound("the retention lease is gone"))
         else:
             return True
-        self._owner.finished(entry)
+        self._owner.finished((entry,))
         return False
 
     def _complete(self, entries: list[Entry], response: TxnResponse) -> None:
         revision = response.header.revision
-        outcomes: list[tuple[Entry, bool, Responses]] = []
+        results: list[OpResult] = []
         conflicts = 0
-        wrote = False
+        wrote = called = False
         for entry, reply in zip(entries, response.responses, strict=True):
             inner = reply.response_txn
-            if not inner.succeeded:
+            won = inner.succeeded
+            responses = inner.responses
+            if not won:
                 conflicts += 1
-            elif not wrote:
-                wrote = any(map(_wrote, inner.responses))
-            outcomes.append((entry, inner.succeeded, inner.responses))
+            else:
+                wrote = wrote or any(map(_wrote, responses))
+                called = called or entry.op.on_won is not None
+            results.append(OpResult(won, revision, responses, entry.unknown))
         self._stats.ops += len(entries)
         self._stats.conflicts += conflicts
         if wrote and self._hooks.own_revision is not None:
             self._call(self._hooks.own_revision, revision)
-        for entry, won, responses in outcomes:
-            if won and entry.op.on_won is not None:
-                self._call(entry.op.on_won, revision, responses)
-        finished = self._owner.finished
-        for entry, won, responses in outcomes:
+        if called:
+            for entry, result in zip(entries, results, strict=True):
+                if result.won and entry.op.on_won is not None:
+                    self._call(entry.op.on_won, revision, result.responses)
+        for entry, result in zip(entries, results, strict=True):
             if not entry.future.done():
-                entry.future.set_result(OpResult(won, revision, responses, entry.unknown))
-            finished(entry)
+                entry.future.set_result(result)
+        self._owner.finished(entries)
 
     def _call(self, callback: Callable[..., None], *args: object) -> None:
         # A fault in one callback must not cost the other operations of the Txn their answers.
@@ -212,7 +215,7 @@ class Delivery:
     def _refuse_all(self, group: Group, error: StorageError) -> tuple[Group, ...]:
         for entry in group.entries:
             entry.refuse(error)
-            self._owner.finished(entry)
+        self._owner.finished(group.entries)
         return ()
 
     async def _unknown(self, group: Group, error: StorageError) -> tuple[Group, ...]:
