@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 import grpc
 
-from coordinator.errors import EtcdUnavailable, OutcomeUnknown, StorageError, StorageFull
+from coordinator.errors import DeadlinePassed, EtcdUnavailable, OutcomeUnknown, StorageError, StorageFull
 from coordinator.etcd.auth import Login, Metadata
 from coordinator.etcd.channels import Member, Purpose
 from coordinator.etcd.cluster import ClusterPin
@@ -81,7 +81,7 @@ class Calls:
         sent = loop.time()
         try:
             reply = await self._send(member, path, request, parse, deadline, mutation=True)
-        except OutcomeUnknown as error:
+        except (OutcomeUnknown, EtcdUnavailable) as error:  # the latter from the login before it
             if not isinstance(error, StorageFull):
                 self._blame(member, error, loop.time() - sent)
             raise
@@ -139,7 +139,7 @@ class Calls:
             if linearizable:
                 self._pin.observe(reply.header, known)
             else:
-                self._pin.check_cluster(reply.header)
+                self._pin.check_cluster(reply.header.cluster_id)
             return reply
         raise failure or EtcdUnavailable("the deadline had passed before the read was sent")
 
@@ -159,8 +159,12 @@ class Calls:
         for attempt in range(1, _LOGIN_ATTEMPTS + 1):
             if self._login.enabled:
                 metadata = await self._login.metadata(member, timeout=deadline - loop.time())
+            remaining = deadline - loop.time()
+            if remaining <= 0:
+                message = "the deadline passed before anything was sent"
+                raise (DeadlinePassed if mutation else EtcdUnavailable)(message)
             try:
-                reply = await method(request, timeout=deadline - loop.time(), metadata=metadata)
+                reply = await method(request, timeout=remaining, metadata=metadata)
             except grpc.aio.AioRpcError as error:
                 if self._login.enabled and attempt < _LOGIN_ATTEMPTS and is_stale_login(error):
                     # A member that lags may not know the newest token yet, hence the pause from the second

@@ -31,19 +31,17 @@ class ClusterPin:
         self.raft_term = 0
         self.regressions = 0
 
-    def check_cluster(self, header: ResponseHeader) -> None:
+    def check_cluster(self, cluster_id: int) -> None:
         """Pin the first cluster id, and refuse any other.
 
         Raises:
             ClusterChanged: the reply comes from another cluster. A write was applied there, not here. This
                 stays so until `accept`.
         """
-        if header.cluster_id != self.cluster_id and header.cluster_id:
+        if cluster_id != self.cluster_id and cluster_id:
             if self.cluster_id:
-                raise ClusterChanged(
-                    f"etcd cluster {header.cluster_id:x} answers in place of {self.cluster_id:x}"
-                )
-            self.cluster_id = header.cluster_id
+                raise ClusterChanged(f"etcd cluster {cluster_id:x} answers in place of {self.cluster_id:x}")
+            self.cluster_id = cluster_id
 
     def observe(self, header: ResponseHeader, sent_at: int) -> None:
         """Judge the reply of a linearizable call.
@@ -56,7 +54,7 @@ class ClusterPin:
             ClusterChanged: as of `check_cluster`.
         """
         if header.cluster_id != self.cluster_id:
-            self.check_cluster(header)
+            self.check_cluster(header.cluster_id)
         revision = header.revision
         if revision > self.high_water:
             self.high_water = revision

@@ -91,6 +91,7 @@ class LeaseKeeper:
 
         Raises:
             OutcomeUnknown: no answer in time. The lease may or may not have been renewed, and may be gone.
+            ClusterChanged: another cluster answered; that says nothing about the lease.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
@@ -111,6 +112,7 @@ class LeaseKeeper:
                 message = f"no answer to the renewal of lease {lease_id:x} within {timeout:.1f} s"
                 raise OutcomeUnknown(message) from error
             if answer is not None:
+                self._client.pin.check_cluster(answer.cluster_id)
                 return answer
             if self._closed:
                 raise OutcomeUnknown("the lease keeper is closed")

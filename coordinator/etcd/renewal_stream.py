@@ -16,6 +16,7 @@ from leasekeeper.internal.etcd.v1.lease_pb2 import LeaseKeepAliveRequest, LeaseK
 __all__ = ["KeepAlive", "RenewalStream"]
 
 _PATH = "/etcdserverpb.Lease/LeaseKeepAlive"
+_SECOND_LOOK_SECONDS = 0.05
 # Without it a member that lost its quorum leaves the request open until the deadline.
 _REQUIRE_LEADER = (("hasleader", "true"),)
 
@@ -30,12 +31,14 @@ class KeepAlive:
         raft_term: of the answering member. A leader that was deposed may still answer success: compare with
             the term of a linearizable read.
         sent_at: monotonic seconds when the renewal was sent; nothing before it is proven.
+        cluster_id: of the answering member; the answer of another cluster means nothing.
     """
 
     ttl: int
     revision: int
     raft_term: int
     sent_at: float
+    cluster_id: int = 0
 
 
 @dataclass(slots=True)
@@ -89,6 +92,7 @@ class RenewalStream:
         self._sent: deque[_Ask] = deque()
         self._wake = asyncio.Event()
         self._timer: asyncio.TimerHandle | None = None
+        self._doubted: _Ask | None = None
         method = member.channel(Purpose.KEEPALIVE).stream_stream(
             _PATH,
             request_serializer=LeaseKeepAliveRequest.SerializeToString,
@@ -169,7 +173,9 @@ class RenewalStream:
             if ask.lease_id == reply.id:
                 del self._sent[index]
                 header = reply.header
-                ask.answer(KeepAlive(reply.ttl, header.revision, header.raft_term, ask.sent_at))
+                ask.answer(
+                    KeepAlive(reply.ttl, header.revision, header.raft_term, ask.sent_at, header.cluster_id)
+                )
                 return
 
     def _look(self) -> None:
@@ -181,6 +187,11 @@ class RenewalStream:
         age = self._monotonic() - head.sent_at
         if age < self._stall:
             self._timer = self._loop.call_later(self._stall - age + 0.001, self._look)
+            return
+        if self._doubted is not head:
+            # If this process was itself held up, the answer may lie here unread: give the reader a turn.
+            self._doubted = head
+            self._timer = self._loop.call_later(_SECOND_LOOK_SECONDS, self._look)
             return
         self.stalled = True
         self.suspect, self.suspect_sent_at = head.lease_id, head.sent_at

@@ -359,3 +359,17 @@ async def test_a_list_that_fails_is_made_again() -> None:
         async with running(client, picture):
             assert picture.relists >= 2
             assert attempts >= 4
+
+
+async def test_a_quiet_store_compacted_at_its_head_can_be_watched(
+    etcd_factory: EtcdFactory, etcd_prefix: bytes
+) -> None:
+    server = await asyncio.to_thread(etcd_factory)
+    async with EtcdClient(EtcdConfig(endpoints=server.endpoints)) as client:
+        head = (await client.put(etcd_prefix + b"k", b"", timeout=5)).header.revision
+        await client.compact(head, physical=True, timeout=5)
+        picture = Picture(client, etcd_prefix)
+        async with running(client, picture) as feed:
+            first = feed.last_proof
+            await eventually(lambda: feed.last_proof > first + 0.4, what="a probe answered")
+            assert (feed.reconnects, picture.relists) == (0, 1)

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from coordinator.embedded.etcd_process import EtcdProcess
-from coordinator.errors import OutcomeUnknown
+from coordinator.errors import ClusterChanged, OutcomeUnknown
 from coordinator.etcd.client import EtcdClient, EtcdConfig
 from coordinator.etcd.lease_keeper import LeaseKeeper, LeaseKeeperConfig
 from leasekeeper.internal.etcd.v1.kv_pb2 import ResponseHeader
@@ -172,4 +172,21 @@ async def test_renewals_survive_a_frozen_and_a_killed_member(
         started = time.monotonic()
         assert (await keeper.keep_alive(lease.id, timeout=8)).ttl == 10
         assert time.monotonic() - started < 5
+        await keeper.close()
+
+
+async def test_ttl_zero_of_another_cluster_is_no_loss() -> None:
+    async def stream(requests: AsyncIterator[bytes], context: object) -> AsyncIterator[bytes]:
+        async for raw in requests:
+            lease_id = LeaseKeepAliveRequest.FromString(raw).id
+            yield LeaseKeepAliveResponse(
+                header=ResponseHeader(cluster_id=lease_id), id=lease_id, ttl=0
+            ).SerializeToString()
+
+    async with FakeEtcd() as fake, EtcdClient(EtcdConfig(endpoints=[fake.endpoint])) as client:
+        fake.streams[KEEP_ALIVE] = stream
+        keeper = LeaseKeeper(client)
+        assert (await keeper.keep_alive(7, timeout=2)).ttl == 0
+        with pytest.raises(ClusterChanged):
+            await keeper.keep_alive(8, timeout=2)
         await keeper.close()
