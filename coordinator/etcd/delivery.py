@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from coordinator.errors import (
+    DeadlinePassed,
     EpochChanged,
     EtcdUnavailable,
     LeaseNotFound,
@@ -187,7 +188,8 @@ class Delivery:
         """Nothing was written by this try."""
         self._stats.refused += 1
         entries = group.entries
-        if isinstance(error, (TooManyRequests, EtcdUnavailable)):
+        if isinstance(error, (TooManyRequests, EtcdUnavailable, DeadlinePassed)):
+            # DeadlinePassed: this Txn's own timeout, of which connecting or a login left nothing.
             for entry in entries:
                 if not entry.unknown:
                     entry.last_error = error

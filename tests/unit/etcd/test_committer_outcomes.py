@@ -72,7 +72,10 @@ async def test_groups_shrink_when_etcd_takes_fewer_operations_than_configured_an
         assert max(len(call.keys) for call in bench.etcd.calls[-30:]) == 60
 
 
-@pytest.mark.parametrize("error", [TooManyRequests("overloaded"), EtcdUnavailable("nobody listens")])
+@pytest.mark.parametrize(
+    "error",
+    [TooManyRequests("overloaded"), EtcdUnavailable("nobody listens"), DeadlinePassed("login was slow")],
+)
 async def test_overload_is_waited_out_with_growing_pauses_and_nobody_is_marked_as_resent(
     error: StorageError,
 ) -> None:
@@ -92,7 +95,10 @@ async def test_overload_is_waited_out_with_growing_pauses_and_nobody_is_marked_a
         assert not future.result().resent
 
 
-@pytest.mark.parametrize("error", [TooManyRequests("overloaded"), EtcdUnavailable("nobody listens")])
+@pytest.mark.parametrize(
+    "error",
+    [TooManyRequests("overloaded"), EtcdUnavailable("nobody listens"), DeadlinePassed("login was slow")],
+)
 async def test_overload_until_the_deadline_is_a_certain_refusal(error: StorageError) -> None:
     async with running() as bench:
         bench.etcd.script = lambda _: error
