@@ -37,8 +37,8 @@ class HighWaterFile:
             record = json.loads(text)
             return Position(int(record["epoch"]), int(record["revision"]))
         except (ValueError, KeyError, TypeError):
-            _log.error("%s is unreadable: a fall of etcd's history before this start cannot be seen",
-            self._path) return None
+            _log.error("%s is unreadable: a fall of history before this start goes unseen", self._path)
+            return None
 
     def write(self, position: Position) -> None:
         """Replace the file, durably.

@@ -192,11 +192,10 @@ class NamespaceKeys:
         prefix = self._lock + segment(name) + b"/"
         return KeyRange(prefix, prefix_end(prefix))
 
-    def state_shard(self, shard: int, after: str = "") -> KeyRange:
-        """``state/`` keys of one shard, those after job ``after`` of that shard if given."""
+    def state_shard(self, shard: int, after: bytes = b"") -> KeyRange:
+        """``state/`` keys of one shard, those whose last part is beyond ``after``."""
         prefix = self._state + b"%02x/" % shard
-        start = prefix + segment(after) + b"\0" if after else prefix
-        return KeyRange(start, prefix_end(prefix))
+        return KeyRange(prefix + after + b"\0" if after else prefix, prefix_end(prefix))
 
     def ready_between(self, queue: str, type_: str, after: Rank | None, until: Rank | None) -> KeyRange:
         """``ready/`` keys of one (queue, type) with a rank in (after, until]; None is unbounded."""

@@ -1,0 +1,144 @@
+"""The watch of one namespace: decode what etcd tells and hand it to the index."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from coordinator.errors import CodecError, KeyFormatError
+from coordinator.etcd.change_feed import ChangeEvent, ChangeFeed, FeedConfig, WatchRange
+from coordinator.etcd.client import EtcdClient
+from coordinator.etcd.codec import decode_session
+from coordinator.etcd.namespace_keys import NamespaceKeys
+from coordinator.etcd.own_revisions import OwnRevisions
+from coordinator.etcd.set_aside import SetAside
+from coordinator.etcd.txn import TxnCodec
+from coordinator.ports import Changes, Clock
+from leasekeeper.internal.etcd.v1.watch_pb2 import Event
+
+__all__ = ["KINDS", "NamespaceFeed"]
+
+KINDS: Final = ("ready", "claim", "session", "cancel")
+"""What is watched of each namespace."""
+
+_ECHOED: Final = frozenset({"ready", "claim"})
+"""Kinds whose own changes the index already has from the commit itself."""
+
+
+class NamespaceFeed:
+    """Implements ``FeedHandler`` for one namespace.
+
+    Args:
+        client: the etcd client.
+        keys: the namespace.
+        changes: whom to tell.
+        codec: decodes.
+        own: revisions whose ``ready`` and ``claim`` changes are passed over.
+        set_aside: told of undecodable records.
+        clock: time.
+        config: times of the watch.
+        fraction: uniform in [0, 1), for jitter.
+    """
+
+    def __init__(
+        self,
+        client: EtcdClient,
+        keys: NamespaceKeys,
+        changes: Changes,
+        *,
+        codec: TxnCodec,
+        own: OwnRevisions,
+        set_aside: SetAside,
+        clock: Clock,
+        config: FeedConfig,
+        fraction: Callable[[], float],
+    ) -> None:
+        self._keys = keys
+        self._changes = changes
+        self._codec = codec
+        self._own = own
+        self._set_aside = set_aside
+        self.ready = asyncio.Event()
+        spans = (keys.all_ready(), keys.all_claims(), keys.all_sessions(), keys.all_cancels())
+        ranges = [WatchRange(kind, span.start, span.end) for kind, span in zip(KINDS, spans, strict=True)]
+        self._feed = ChangeFeed(client, ranges, self, config, clock, fraction=fraction)
+        self._deliver: dict[str, Callable[[ChangeEvent], None]] = {
+            "ready": self._ready_event,
+            "claim": self._claim_event,
+            "session": self._session_event,
+            "cancel": self._cancel_event,
+        }
+
+    @property
+    def namespace(self) -> str:
+        """What is watched."""
+        return self._keys.namespace
+
+    @property
+    def feed(self) -> ChangeFeed:
+        """The watch underneath."""
+        return self._feed
+
+    async def run(self) -> None:
+        """Watch until cancelled."""
+        await self._feed.run()
+
+    async def relist(self, revision: int) -> None:
+        """See ``FeedHandler.relist``."""
+        await self._changes.relist(self.namespace, revision)
+        self.ready.set()
+
+    def changes(self, range_name: str, revision: int, events: Sequence[ChangeEvent]) -> None:
+        """See ``FeedHandler.changes``."""
+        if range_name not in _ECHOED or not self._own.is_own(revision):
+            deliver = self._deliver[range_name]
+            for event in events:
+                try:
+                    deliver(event)
+                except (CodecError, KeyFormatError) as error:
+                    self._set_aside.add(range_name, event.kv.key, error)
+        self._changes.passed(self.namespace, range_name, revision)
+
+    def freshness(self, fresh: bool) -> None:
+        """See ``FeedHandler.freshness``."""
+        self._changes.freshness(self.namespace, fresh)
+
+    def _ready_event(self, event: ChangeEvent) -> None:
+        kv = event.kv
+        key = self._keys.parse_ready(kv.key)
+        if event.type == Event.DELETE:
+            self._changes.ready_deleted(
+                self.namespace, key.queue, key.type, key.rank, key.job_id, kv.mod_revision
+            )
+            return
+        stored = self._codec.stored_of(self.namespace, key.job_id, kv)
+        assert stored is not None
+        job = stored.job
+        if (job.terms.queue, job.terms.type, job.rank) != (key.queue, key.type, key.rank):
+            raise CodecError("the record belongs under another ready key")
+        self._changes.ready_put(self.namespace, stored, created=kv.create_revision == kv.mod_revision)
+
+    def _claim_event(self, event: ChangeEvent) -> None:
+        kv = event.kv
+        job_id = self._keys.parse_claim(kv.key)
+        if event.type == Event.DELETE:
+            self._changes.claim_deleted(self.namespace, job_id, kv.mod_revision)
+            return
+        claim = self._codec.claim_of(kv)
+        assert claim is not None
+        self._changes.claim_put(self.namespace, job_id, claim, kv.mod_revision)
+
+    def _session_event(self, event: ChangeEvent) -> None:
+        kv = event.kv
+        session_id = self._keys.parse_session(kv.key)
+        if event.type == Event.DELETE:
+            self._changes.session_deleted(self.namespace, session_id, kv.mod_revision)
+            return
+        session = decode_session(self.namespace, session_id, kv.value, kv.create_revision)
+        self._changes.session_put(session, kv.mod_revision)
+
+    def _cancel_event(self, event: ChangeEvent) -> None:
+        if event.type == Event.PUT:
+            job_id = self._keys.parse_cancel(event.kv.key)
+            self._changes.cancel_put(self.namespace, job_id, event.kv.mod_revision)

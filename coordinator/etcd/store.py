@@ -1,0 +1,255 @@
+"""The storage half of the ports, put together over one etcd client."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol, Self
+
+from coordinator.core.fencing import Position
+from coordinator.errors import ConfigError
+from coordinator.etcd.client import EtcdClient, EtcdConfig
+from coordinator.etcd.codec import JobCodec
+from coordinator.etcd.commit_config import CommitHooks, CommitterConfig
+from coordinator.etcd.committer import Committer
+from coordinator.etcd.group_read import GroupReadConfig, GroupReader
+from coordinator.etcd.job_store import EtcdJobStore
+from coordinator.etcd.keys import DEFAULT_ROOT, KeySpace
+from coordinator.etcd.lease_keeper import LeaseKeeper, LeaseKeeperConfig
+from coordinator.etcd.membership import EtcdMembership, MembershipConfig
+from coordinator.etcd.namespace_feed import NamespaceFeed
+from coordinator.etcd.namespaces import EtcdNamespaceFeeds, NamespacesConfig
+from coordinator.etcd.own_revisions import OwnRevisions
+from coordinator.etcd.present import EtcdPresent, PresentConfig
+from coordinator.etcd.retention import RetentionBuckets, RetentionConfig
+from coordinator.etcd.session_store import EtcdSessionStore, SessionStoreConfig
+from coordinator.etcd.set_aside import SetAside
+from coordinator.etcd.storage_gauge import EtcdStorageGauge, GaugeConfig
+from coordinator.etcd.txn import TxnCodec
+from coordinator.ports import Changes, Clock, CommitObserver, Entropy
+
+__all__ = ["EtcdStore", "Index", "StoreConfig", "StoreListeners"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreConfig:
+    """Everything that can be set of the store.
+
+    Attributes:
+        etcd: where it is.
+        coordinator_id: unique among the coordinators that are alive.
+        root: what every key begins with.
+        endpoint: where clients reach this coordinator.
+        version: of the software.
+        membership_ttl: seconds after which a dead coordinator is forgotten.
+        committer, reads, leases, sessions, present, retention, namespaces, gauge: see the parts.
+        start_timeout: seconds for the first answers of etcd.
+    """
+
+    etcd: EtcdConfig
+    coordinator_id: str
+    root: str = DEFAULT_ROOT
+    endpoint: str = ""
+    version: str = ""
+    membership_ttl: int = 10
+    committer: CommitterConfig = field(default_factory=CommitterConfig)
+    reads: GroupReadConfig = field(default_factory=GroupReadConfig)
+    leases: LeaseKeeperConfig = field(default_factory=LeaseKeeperConfig)
+    sessions: SessionStoreConfig = field(default_factory=SessionStoreConfig)
+    present: PresentConfig = field(default_factory=PresentConfig)
+    retention: RetentionConfig = field(default_factory=RetentionConfig)
+    namespaces: NamespacesConfig = field(default_factory=NamespacesConfig)
+    gauge: GaugeConfig = field(default_factory=GaugeConfig)
+    start_timeout: float = 10.0
+
+    def __post_init__(self) -> None:
+        if not self.coordinator_id:
+            raise ConfigError("a coordinator needs an id")
+
+
+class Index(Changes, CommitObserver, Protocol):
+    """Whoever keeps what waits and what is held: it hears of the watch and of own commits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreListeners:
+    """Whom the store tells.
+
+    Attributes:
+        changes: what the watches saw.
+        commits: own wins.
+        group_done: size and seconds of each committed Txn, for metrics.
+        regression: the store's history went back, from where to where.
+    """
+
+    changes: Changes
+    commits: CommitObserver
+    group_done: Callable[[int, float], None] | None = None
+    regression: Callable[[Position, Position], None] | None = None
+
+
+class EtcdStore:
+    """Builds and owns client, committer, stores and feeds; made inside the running event loop.
+
+    Order: ``start`` once, then ``run`` in a task of the owner's (the stores answer only while it runs), then
+    ``close``, which lets what was taken finish and ends ``run``. ``async with`` does all of it in a task of
+    its own.
+    """
+
+    def __init__(
+        self, config: StoreConfig, listeners: StoreListeners, *, clock: Clock, entropy: Entropy
+    ) -> None:
+        self.config = config
+        self._clock = clock
+        self._owned: asyncio.Task[None] | None = None
+        self._stop = asyncio.Event()
+        self._stopped = asyncio.Event()
+        self._running = False
+        self.set_aside = SetAside()
+        self.own = OwnRevisions()
+        self.space = KeySpace(config.root)
+        self.client = EtcdClient(config.etcd, on_regression=self._went_back, monotonic=clock.monotonic)
+        self.present = EtcdPresent(
+            self.client,
+            self.space,
+            config.present,
+            clock,
+            probe=lambda: EtcdClient(config.etcd, monotonic=clock.monotonic),
+            on_regression=listeners.regression,
+        )
+        self.committer = Committer(
+            self.client,
+            self.present.fence(),
+            config.committer,
+            hooks=CommitHooks(own_revision=self.own.add, group_done=listeners.group_done),
+            clock=clock,
+        )
+        self.reader = GroupReader(self.client, clock, config.reads)
+        self.keeper = LeaseKeeper(self.client, config.leases, monotonic=clock.monotonic)
+        self.buckets = RetentionBuckets(self.client, self.space, config.retention, clock)
+        self.codec = TxnCodec(
+            self.space,
+            JobCodec(),
+            epoch=lambda: self.present.epoch,
+            set_aside=self.set_aside,
+            now_ms=clock.now_ms,
+        )
+        self.jobs = EtcdJobStore(
+            self.client,
+            self.reader,
+            self.space,
+            self.codec,
+            self.set_aside,
+            clock,
+            committer=self.committer,
+            present=self.present,
+            buckets=self.buckets,
+            observer=listeners.commits,
+        )
+        self.sessions = EtcdSessionStore(
+            self.client,
+            self.reader,
+            self.keeper,
+            self.space,
+            self.codec,
+            self.present,
+            self.set_aside,
+            clock,
+            config.sessions,
+        )
+        self.namespaces = EtcdNamespaceFeeds(
+            self.client,
+            self.space,
+            lambda namespace: NamespaceFeed(
+                self.client,
+                self.space.namespace(namespace),
+                listeners.changes,
+                codec=self.codec,
+                own=self.own,
+                set_aside=self.set_aside,
+                clock=clock,
+                config=config.namespaces.feed,
+                fraction=entropy.fraction,
+            ),
+            set_aside=self.set_aside,
+            clock=clock,
+            config=config.namespaces,
+            fraction=entropy.fraction,
+        )
+        self.membership = EtcdMembership(
+            self.client,
+            self.keeper,
+            self.space,
+            MembershipConfig(
+                coordinator_id=config.coordinator_id,
+                endpoint=config.endpoint,
+                version=config.version,
+                ttl=config.membership_ttl,
+            ),
+            feed=config.namespaces.feed,
+            set_aside=self.set_aside,
+            clock=clock,
+            fraction=entropy.fraction,
+        )
+        self.gauge = EtcdStorageGauge(self.client, config.gauge, clock)
+
+    async def start(self) -> None:
+        """Read the epoch; the first contact with etcd.
+
+        Raises:
+            StorageError: etcd does not answer within ``start_timeout``.
+        """
+        await self.present.start(deadline=self._clock.monotonic() + self.config.start_timeout)
+
+    async def run(self) -> None:
+        """All background work, until ``close`` or cancellation."""
+        self._running = True
+        try:
+            async with asyncio.TaskGroup() as outer:
+                committing = outer.create_task(self.committer.run(), name="committer")
+                background = [
+                    outer.create_task(part.run(), name=type(part).__name__)
+                    for part in (
+                        self.reader,
+                        self.buckets,
+                        self.present,
+                        self.membership,
+                        self.namespaces,
+                        self.gauge,
+                    )
+                ]
+                await self._stop.wait()
+                await self.committer.close()
+                await committing
+                for task in background:
+                    task.cancel()
+        finally:
+            self._running = False
+            self._stopped.set()
+
+    async def close(self) -> None:
+        """Let operations taken finish, end ``run``, leave the membership, close all connections.
+        Repeatable.
+        """
+        self._stop.set()
+        if self._running:
+            await self._stopped.wait()
+        if self._owned is not None:
+            owned, self._owned = self._owned, None
+            await owned
+        await self.membership.leave()
+        await self.keeper.close()
+        await self.client.close()
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        self._owned = asyncio.get_running_loop().create_task(self.run(), name="etcd-store")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def _went_back(self, seen: int, got: int) -> None:
+        self.own.forget()
+        self.present.went_back(seen, got)
