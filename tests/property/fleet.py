@@ -179,7 +179,7 @@ class Fleet(World):
         read = self.store.read(job_id)
         if cancel % 6 == 0:
             self._do(self._cancel(job_id))
-        if lost % 6 == 0:
+        if lost % 3 == 0:
             self._expire_holder_of(job_id)
         self._do(self._settlement(job_id, first, token, digests[0], delay=0), read=read)
         self._do(self._settlement(job_id, second, token, digests[1], delay=0), read=read)

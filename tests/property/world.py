@@ -12,12 +12,14 @@ from coordinator.core import effects, invariants, machine
 from coordinator.core.effects import Slot
 from coordinator.core.job import AttemptOutcome, Claim, Job, JobState, Terms
 from coordinator.core.retry import RetryPolicy
+from coordinator.etcd.codec import JobCodec
 from tests.property.memory_store import NAMESPACE, MemoryStore, Read
 from tests.property.shadow import FIRST_DELAY, FREE, LONGEST_DELAY, Order, Shadow
 
 IDS = tuple(f"job-{n}" for n in range(7))
 QUEUE, TYPE = "q", "t"
 ROUNDS = 4
+CODEC = JobCodec()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,6 +233,9 @@ class World(RuleBasedStateMachine):
             if earlier is not None:
                 assert [] == invariants.check_history([earlier, job])
             self.history[job_id] = job
+            assert CODEC.decode(job.namespace, job_id, CODEC.encode(job)) == job, (
+                "stored is not what was decided"
+            )
             self._check_record(job, shadow)
         holder = (shadow.runs[-1].session, shadow.runs[-1].token) if shadow.held else None
         assert holder == ((claim.session, claim.token) if claim is not None else None)
