@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -23,11 +22,9 @@ from coordinator.errors import (
     LeaseExists,
     LeaseNotFound,
     OutcomeUnknown,
-    PermissionDenied,
     RequestTooLarge,
     StorageFull,
 )
-from coordinator.etcd.auth import Credentials
 from coordinator.etcd.channels import ChannelConfig, EtcdTls
 from coordinator.etcd.client import EtcdClient, EtcdConfig
 from leasekeeper.internal.etcd.v1.kv_pb2 import (
@@ -324,46 +321,6 @@ async def test_tls_with_client_certificates(
     async with EtcdClient(EtcdConfig(endpoints=endpoints, channel=ChannelConfig(tls=anonymous))) as client:
         with pytest.raises(EtcdUnavailable):
             await client.range(etcd_prefix, timeout=0.5)
-
-
-def etcdctl(server: EtcdProcess, *words: str) -> str:
-    """Run etcdctl beside the server's program."""
-    done = subprocess.run(
-        [str(server.binary.with_name("etcdctl")), f"--endpoints={server.endpoint}", *words],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=20,
-        env={"ETCDCTL_API": "3"},
-    )
-    return done.stdout
-
-
-async def test_login_is_renewed_when_the_token_runs_out(
-    etcd_factory: EtcdFactory, etcd_prefix: bytes
-) -> None:
-    server = await asyncio.to_thread(etcd_factory, EtcdOptions(extra_flags=("--auth-token-ttl=1",)))
-    for words in (("user", "add", "root:secret"), ("user", "grant-role", "root", "root"), ("auth", "enable")):
-        await asyncio.to_thread(etcdctl, server, *words)
-    credentials = Credentials(user="root", password="secret")
-    assert "secret" not in repr(credentials)
-    async with EtcdClient(EtcdConfig(endpoints=server.endpoints, credentials=credentials)) as client:
-        await asyncio.gather(*(client.put(etcd_prefix + b"%d" % i, b"", timeout=5) for i in range(20)))
-        assert client.login.logins == 1  # single flight
-        # A token that is not used for its ttl is forgotten by etcd; keep quiet until then.
-        deadline = time.monotonic() + 6
-        while client.login.logins == 1 and time.monotonic() < deadline:
-            for _ in range(8):
-                await asyncio.sleep(0.3)
-            await asyncio.gather(*(client.put(etcd_prefix, b"", timeout=5) for _ in range(20)))
-        assert client.login.logins == 2
-    wrong = Credentials(user="root", password="wrong")
-    async with EtcdClient(EtcdConfig(endpoints=server.endpoints, credentials=wrong)) as client:
-        with pytest.raises(PermissionDenied):
-            await client.put(etcd_prefix, b"", timeout=5)
-    async with EtcdClient(EtcdConfig(endpoints=server.endpoints)) as client:
-        with pytest.raises(PermissionDenied):
-            await client.put(etcd_prefix, b"", timeout=5)
 
 
 async def test_status_of_each_member(client: EtcdClient, etcd_server: EtcdProcess) -> None:
