@@ -52,6 +52,8 @@ async def freeze_one(
     worker = crew.named(held.worker)
     await asyncio.to_thread(worker.freeze)
     lost = await _held_by_session_of(ledger, held)
+    if not any(other.state == "working" for other in crew):
+        crew.hire()  # somebody has to do the work
     tell(f"froze {held.worker} (pid {held.pid}) before its write of {held.job_id}, token {held.token}")
     for job_id in lost:
         await _until(functools.partial(_done_elsewhere, ledger, job_id, held), times)

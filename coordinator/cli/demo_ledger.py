@@ -9,7 +9,7 @@ from coordinator.cli.demo_sink import SinkReading, SinkRow
 from coordinator.core.fencing import make_token
 from coordinator.core.job import AttemptOutcome, Claim, Job, JobState
 from coordinator.etcd.client import EtcdClient
-from coordinator.etcd.codec import JobCodec, decode_claim, decode_epoch
+from coordinator.etcd.codec import JobCodec, decode_claim, decode_epoch, decode_session
 from coordinator.etcd.keys import SHARDS, KeySpace
 
 __all__ = ["Ledger", "Summary", "summarize"]
@@ -157,6 +157,17 @@ class Ledger:
             )
             for entry in reply.kvs
         }
+
+    async def sessions(self) -> dict[str, str]:
+        """Who says what of itself: session to identity."""
+        start, end = self._keys.all_sessions()
+        reply = await self._client.range(start, end, timeout=_TIMEOUT)
+        found = {}
+        for entry in reply.kvs:
+            session_id = self._keys.parse_session(entry.key)
+            session = decode_session(self._namespace, session_id, entry.value, entry.mod_revision)
+            found[session_id] = session.identity
+        return found
 
     async def _epoch(self) -> int:
         reply = await self._client.range(self._space.epoch, timeout=_TIMEOUT)
