@@ -9,9 +9,9 @@ OutcomeUnknown (the write may stand), EtcdUnavailable (a read failed).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from coordinator.core.effects import Write
 from coordinator.core.job import Claim, Job, JobState, Progress
@@ -33,6 +33,7 @@ __all__ = [
     "Membership",
     "NamespaceFeeds",
     "Operation",
+    "PendingCommit",
     "Present",
     "ReadyPage",
     "Session",
@@ -183,6 +184,16 @@ class Due:
     revision: int
 
 
+class PendingCommit(Protocol):
+    """A commit under way; awaited at most once. An ``asyncio.Future`` is one."""
+
+    def __await__(self) -> Generator[Any, Any, Commit]:
+        """The outcome."""
+
+    def cancel(self) -> object:
+        """Nobody will wait for it: drop it if it was not sent, else let it go on unheard."""
+
+
 class CommitObserver(Protocol):
     """Learns of own commits, synchronously, once per Txn and before any caller resumes."""
 
@@ -193,7 +204,7 @@ class CommitObserver(Protocol):
 class JobStore(Protocol):
     """Jobs in the store. Commits of many callers are folded into few Txns."""
 
-    def commit(self, operation: Operation) -> Awaitable[Commit]:
+    def commit(self, operation: Operation) -> PendingCommit:
         """Queue one operation; the awaitable ends by the operation's deadline.
 
         Raises (from the awaitable): NotApplied, OutcomeUnknown.

@@ -21,7 +21,16 @@ from coordinator.etcd.retention import RetentionBuckets
 from coordinator.etcd.set_aside import SetAside
 from coordinator.etcd.state_watch import watch_states
 from coordinator.etcd.txn import Plan, TxnCodec, one
-from coordinator.ports import Checkpoint, Clock, Commit, CommitObserver, Due, Operation, StateSink
+from coordinator.ports import (
+    Checkpoint,
+    Clock,
+    Commit,
+    CommitObserver,
+    Due,
+    Operation,
+    PendingCommit,
+    StateSink,
+)
 from leasekeeper.internal.storage.v1.records_pb2 import TypeRecord
 
 __all__ = ["EtcdJobStore"]
@@ -34,7 +43,7 @@ _TYPES_REMEMBERED: Final = 10_000
 _BUCKET_ROUNDS: Final = 3
 
 
-class _Pending(Awaitable[Commit]):
+class _Pending:
     """One operation on its way. Awaited once; no task and no callback of its own."""
 
     __slots__ = ("_commit", "_future", "_plan", "_store")
@@ -60,6 +69,11 @@ class _Pending(Awaitable[Commit]):
     def _on_won(self, revision: int, responses: Responses) -> None:
         self._commit = self._store.codec.won(self._plan, revision, responses)
         self._store.observer.applied(self._plan.operation, self._commit)
+
+    def cancel(self) -> None:
+        """Nobody will wait for it."""
+        if not self._future.cancel() and not self._future.cancelled():
+            self._future.exception()  # seen
 
     def __await__(self) -> Generator[object, None, Commit]:
         result: OpResult = yield from self._future
@@ -106,7 +120,7 @@ class EtcdJobStore(JobReader):
 
     # --- transitions ------------------------------------------------------------------------------
 
-    def commit(self, operation: Operation) -> Awaitable[Commit]:
+    def commit(self, operation: Operation) -> PendingCommit:
         """Queue one operation; the awaitable ends by the operation's deadline.
 
         Raises (from the awaitable):
@@ -119,9 +133,9 @@ class EtcdJobStore(JobReader):
         """
         guard = operation.guard
         if (guard is Guard.HELD or guard is Guard.READY) and self._present.regressed:
-            return _refuse(regressed_error())
+            return asyncio.ensure_future(_refuse(regressed_error()))
         if guard is Guard.HELD and split_token(operation.token).epoch != self._present.epoch:
-            return self._lost_token(operation)
+            return asyncio.ensure_future(self._lost_token(operation))
         retained = 0
         for write in operation.writes:
             if write.retained and write.put:
@@ -132,7 +146,7 @@ class EtcdJobStore(JobReader):
         assert after is not None, "a deleted job retains nothing"
         lease = self._buckets.take(after.namespace, retained)
         if not lease:
-            return self._commit_with_bucket(operation, after.namespace, retained)
+            return asyncio.ensure_future(self._commit_with_bucket(operation, after.namespace, retained))
         return self._retained(operation, after.namespace, retained, lease)
 
     def _retained(self, operation: Operation, namespace: str, writes: int, lease: int) -> _Pending:

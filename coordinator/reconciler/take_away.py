@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from coordinator.core.commands import TakeAway, Taken
 from coordinator.core.effects import effects
 from coordinator.core.machine import Decision, decide
-from coordinator.errors import LeasekeeperError
+from coordinator.errors import LeasekeeperError, StorageError
 from coordinator.ports import Clock, Entropy, JobStore, Operation, Snapshot
+from coordinator.services.commits import settle_all
 from coordinator.services.holders import Overdue
 
 __all__ = ["TakeAwayCounts", "TakeAwayPass"]
@@ -99,13 +100,11 @@ class TakeAwayPass:
                 counts.outdated += 1
             else:
                 pending.append((one, operation))
-        results = await asyncio.gather(*(self._jobs.commit(o) for _, o in pending), return_exceptions=True)
+        results = await settle_all([self._jobs.commit(operation) for _, operation in pending])
         for (one, _), result in zip(pending, results, strict=True):
-            if isinstance(result, LeasekeeperError):
+            if isinstance(result, StorageError):
                 counts.failed += 1
                 self._again([one])
-            elif isinstance(result, BaseException):
-                raise result
             elif result.won:
                 counts.taken += 1
                 _log.info("claim taken away: %s", one.reason, extra={"job": one.job_id, "token": one.token})

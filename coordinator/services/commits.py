@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 
-from coordinator.errors import StorageError
-from coordinator.ports import Commit
+from coordinator.errors import LeasekeeperError, StorageError
+from coordinator.ports import Commit, PendingCommit
 
 __all__ = ["settle_all"]
 
 
-async def settle_all(commits: Sequence[Awaitable[Commit]]) -> list[Commit | StorageError]:
+async def settle_all(commits: Sequence[PendingCommit]) -> list[Commit | StorageError]:
     """What became of each, in order. Errors other than StorageError are raised, once all have ended.
 
-    If the caller is cancelled, so is each: an operation that was not sent is dropped, one that was sent
-    goes on unheard.
+    They are under way already, so waiting for one after the other costs no time. If the caller is cancelled,
+    so is each: an operation that was not sent is dropped, one that was sent goes on unheard.
     """
-    if len(commits) == 1:
-        try:
-            return [await commits[0]]
-        except StorageError as error:
-            return [error]
     results: list[Commit | StorageError] = []
-    for one in await asyncio.gather(*commits, return_exceptions=True):
-        if isinstance(one, BaseException) and not isinstance(one, StorageError):
-            raise one
-        results.append(one)
+    other: LeasekeeperError | None = None
+    waited = 0
+    try:
+        for one in commits:
+            waited += 1
+            try:
+                results.append(await one)
+            except StorageError as error:
+                results.append(error)
+            except LeasekeeperError as error:
+                other = other or error
+    finally:
+        for one in commits[waited:]:
+            one.cancel()
+    if other is not None:
+        raise other
     return results

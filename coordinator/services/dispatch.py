@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -34,6 +34,7 @@ from coordinator.ports import (
 from coordinator.services.abandoned import Abandoned
 from coordinator.services.api import ClaimedJob, ClaimQuery
 from coordinator.services.arrivals import Arrivals
+from coordinator.services.commits import settle_all
 from coordinator.services.digests import claim_nonce
 from coordinator.services.fencing import check_present
 from coordinator.services.holders import Holders
@@ -282,9 +283,9 @@ class Dispatch:
     async def _commit(
         self, namespace: str, session_id: str, nonce: bytes, proposals: list[_Proposal]
     ) -> list[ClaimedJob]:
-        pending = asyncio.gather(*(self._jobs.commit(p.operation) for p in proposals), return_exceptions=True)
+        pending = asyncio.ensure_future(settle_all([self._jobs.commit(p.operation) for p in proposals]))
         try:
-            results: Sequence[Commit | BaseException] = await asyncio.shield(pending)
+            results = await asyncio.shield(pending)
         except asyncio.CancelledError:
             # The caller is gone, the commits are not: whatever they win goes back at once.
             self._abandoned.later(namespace, pending, [(p.window, p.entry) for p in proposals])
@@ -293,10 +294,8 @@ class Dispatch:
         failure: RequestError | None = None
         for proposal, result in zip(proposals, results, strict=True):
             entry = proposal.entry
-            if isinstance(result, BaseException):
+            if isinstance(result, StorageError):
                 proposal.window.give_back(entry)
-                if not isinstance(result, StorageError):
-                    raise result
                 failure = refused(result)
             elif result.won:
                 spec = entry.spec or result.spec

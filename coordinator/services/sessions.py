@@ -3,7 +3,6 @@ that counted."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +12,6 @@ from coordinator.core.job import Claim
 from coordinator.core.machine import Decision, decide
 from coordinator.errors import (
     EtcdUnavailable,
-    LeasekeeperError,
     NotApplied,
     OutcomeUnknown,
     Reason,
@@ -22,6 +20,7 @@ from coordinator.errors import (
 )
 from coordinator.ports import (
     Clock,
+    Commit,
     Confirmation,
     JobStore,
     KeptAlive,
@@ -33,6 +32,7 @@ from coordinator.ports import (
     Snapshot,
 )
 from coordinator.services.api import Authority, Beat, BeatReply, HeldClaim, NewSession, OpenedSession, Verdict
+from coordinator.services.commits import settle_all
 from coordinator.services.digests import made_session_id, session_digest
 from coordinator.services.holders import Holders, Overdue
 from coordinator.services.storage_errors import refused
@@ -191,11 +191,8 @@ class Sessions:
             for (_, claim), snapshot in zip(claims, found, strict=True)
             if (operation := _release_operation(snapshot, claim, now_ms, deadline)) is not None
         ]
-        results = await asyncio.gather(*(self._jobs.commit(o) for o in operations), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException) and not isinstance(result, LeasekeeperError):
-                raise result
-        return sum(1 for result in results if not isinstance(result, BaseException) and result.won)
+        results = await settle_all([self._jobs.commit(operation) for operation in operations])
+        return sum(1 for result in results if isinstance(result, Commit) and result.won)
 
 
 def _verdict(held: HeldClaim, read: Confirmation) -> Verdict:

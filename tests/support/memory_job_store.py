@@ -13,12 +13,12 @@ from coordinator.core.rank import Rank
 from coordinator.errors import Compacted, Reason, RequestError
 from coordinator.ports import (
     Checkpoint,
-    Commit,
     Confirmation,
     Due,
     JobPage,
     KeptAlive,
     Operation,
+    PendingCommit,
     ReadyPage,
     Session,
     Snapshot,
@@ -38,7 +38,7 @@ class MemoryJobStore:
         self.types = etcd.types
         self.watching = 0
 
-    def commit(self, operation: Operation) -> Awaitable[Commit]:
+    def commit(self, operation: Operation) -> PendingCommit:
         """Queue one operation."""
         return self.etcd.enqueue(operation)
 
