@@ -107,6 +107,37 @@ def a_replay_answers_whatever_the_content(patch: Patch) -> None:
 
 
 @_bug
+def a_replay_tells_the_present_and_not_the_past(patch: Patch) -> None:
+    original = machine._check_token
+
+    def confused(job: Job, claim: Claim | None, command: Any) -> Any:
+        outcome = original(job, claim, command)
+        if isinstance(outcome, machine.Replay):
+            return machine.Replay(replace(outcome.attempt, state_after=job.state))
+        return outcome
+
+    patch.setattr(machine, "_check_token", confused)
+
+
+@_bug
+def too_few_attempts_are_remembered(patch: Patch) -> None:
+    patch.setattr(rules, "ATTEMPTS_KEPT", 4)
+
+
+@_bug
+def a_submission_does_not_compare_absence(patch: Patch) -> None:
+    original = machine.decide
+
+    def careless(job: Job | None, claim: Claim | None, command: c.Command, now_ms: int) -> machine.Outcome:
+        outcome = original(job, claim, command, now_ms)
+        if isinstance(command, c.Submit) and isinstance(outcome, machine.Decision):
+            return replace(outcome, guard=Guard.STATE)
+        return outcome
+
+    patch.setattr(machine, "decide", careless)
+
+
+@_bug
 def a_repeated_settlement_is_refused(patch: Patch) -> None:
     patch.setattr(Job, "attempt_with", lambda self, token: None)
 
