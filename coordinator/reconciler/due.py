@@ -1,0 +1,223 @@
+"""Makes jobs claimable when their time has come, ends those whose time is over, clears stray due keys.
+
+Every coordinator looks; the one that prefers a job acts at once, the others a second later, and the Txn
+compares the record. A job taken away from a live session waits until whoever promotes it has itself seen it
+waiting one session TTL on its monotonic clock (design: P8), whatever wall clocks say.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from coordinator.core.commands import FallDue
+from coordinator.core.effects import effects
+from coordinator.core.job import JobState
+from coordinator.core.machine import Decision, decide
+from coordinator.core.rendezvous import preferred
+from coordinator.errors import StorageError
+from coordinator.ports import (
+    Clock,
+    Commit,
+    Due,
+    JobStore,
+    Membership,
+    NamespaceFeeds,
+    Operation,
+    Snapshot,
+)
+from coordinator.services.commits import settle_all
+
+__all__ = ["DueConfig", "DueCounts", "DuePass"]
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DueConfig:
+    """``others_ms``: how late a job must be that another coordinator prefers.
+
+    ``page``: due keys listed at once; it grows up to ``max_page`` while all that are listed have to wait.
+    ``batch``: jobs read and committed together. ``max_rounds``: pages worked off in one run. ``max_seen``:
+    sightings kept. ``timeout_s``: for one batch.
+    """
+
+    others_ms: int = 1_000
+    page: int = 1_000
+    max_page: int = 16_000
+    batch: int = 240
+    max_rounds: int = 20
+    max_seen: int = 100_000
+    timeout_s: float = 5.0
+
+
+@dataclass(slots=True)
+class DueCounts:
+    """What a pass did. ``waiting``: left to others or held; ``more``: there is more to do now."""
+
+    promoted: int = 0
+    ended: int = 0
+    strays: int = 0
+    waiting: int = 0
+    failed: int = 0
+    more: bool = False
+
+    @property
+    def changed(self) -> int:
+        """Keys that are no longer due."""
+        return self.promoted + self.ended + self.strays
+
+
+_Sighting = tuple[str, str, int]
+
+
+class DuePass:
+    """The pass over due keys.
+
+    It is also told of own commits (``applied``): a job that this coordinator took away has been seen
+    waiting from then on.
+
+    Args:
+        store: where jobs are.
+        feeds: the namespaces to look at.
+        membership: which coordinator acts first.
+        clock: wall time for what is due, monotonic time for holds.
+        config: bounds.
+    """
+
+    def __init__(
+        self,
+        store: JobStore,
+        feeds: NamespaceFeeds,
+        membership: Membership,
+        clock: Clock,
+        config: DueConfig | None = None,
+    ) -> None:
+        self._store = store
+        self._feeds = feeds
+        self._membership = membership
+        self._clock = clock
+        self._config = config or DueConfig()
+        self._seen: dict[_Sighting, float] = {}
+
+    def applied(self, operation: Operation, commit: Commit) -> None:
+        """Note when a job was put on hold here; see ``ports.CommitObserver``."""
+        job = operation.after
+        if job is not None and job.hold_ms and job.due_key_ms:
+            self._first_sight((job.namespace, job.job_id, job.due_key_ms))
+
+    async def step(self) -> bool:
+        """One run over every namespace; for a ``PassLoop``."""
+        more = False
+        for namespace in self._feeds.namespaces():
+            more |= (await self.run_once(namespace)).more
+        return more
+
+    async def run_once(self, namespace: str) -> DueCounts:
+        """Work off what is due now.
+
+        Raises:
+            StorageError: due keys could not be listed.
+        """
+        counts = DueCounts()
+        page = self._config.page
+        for _ in range(self._config.max_rounds):
+            now_ms = self._clock.now_ms()
+            deadline = self._clock.monotonic() + self._config.timeout_s
+            listed = await self._store.list_due(namespace, until_ms=now_ms, limit=page, deadline=deadline)
+            complete = len(listed) < page
+            if complete:
+                self._forget_vanished(namespace, listed, now_ms)
+            changed = counts.changed
+            counts.waiting = 0
+            acting = [due for due in listed if self._may_act(namespace, due, now_ms)]
+            counts.waiting += len(listed) - len(acting)
+            for start in range(0, len(acting), self._config.batch):
+                await self._work(namespace, acting[start : start + self._config.batch], counts)
+            if complete:
+                return counts
+            if counts.changed == changed:
+                # Only such as have to wait: look behind them.
+                if page >= self._config.max_page:
+                    return counts
+                page = min(self._config.max_page, page * 2)
+        counts.more = True
+        return counts
+
+    def _may_act(self, namespace: str, due: Due, now_ms: int) -> bool:
+        if due.hold_ms and not self._waited(namespace, due, due.hold_ms):
+            return False
+        members = self._membership.members()
+        if not members or due.ms + self._config.others_ms <= now_ms:
+            return True
+        return preferred(due.job_id, members) == self._membership.own_id
+
+    async def _work(self, namespace: str, batch: Sequence[Due], counts: DueCounts) -> None:
+        deadline = self._clock.monotonic() + self._config.timeout_s
+        try:
+            job_ids = [due.job_id for due in batch]
+            found = await self._store.read_many(namespace, job_ids, deadline=deadline)
+            pending: list[tuple[Due, Operation]] = []
+            for due, snapshot in zip(batch, found, strict=True):
+                if snapshot.stored is None or snapshot.stored.job.due_key_ms != due.ms:
+                    counts.strays += await self._store.delete_stray(namespace, due, deadline=deadline)
+                    continue
+                operation = self._operation(namespace, due, snapshot, deadline)
+                if operation is None:
+                    counts.waiting += 1
+                else:
+                    pending.append((due, operation))
+        except StorageError as error:
+            logger.warning("jobs that are due could not be read: %s", error)
+            counts.failed += len(batch)
+            return
+        commits = await settle_all([self._store.commit(operation) for _, operation in pending])
+        for (due, operation), commit in zip(pending, commits, strict=True):
+            if isinstance(commit, StorageError):
+                counts.failed += 1
+            elif commit.won:
+                assert operation.after is not None, "time deletes no job"
+                counts.promoted += operation.after.state is JobState.PENDING
+                counts.ended += operation.after.state is not JobState.PENDING
+                self._seen.pop((namespace, due.job_id, due.ms), None)
+            else:
+                counts.waiting += 1  # somebody was first; if it is still due, the next run finds it
+
+    def _operation(self, namespace: str, due: Due, found: Snapshot, deadline: float) -> Operation | None:
+        """What time does to the job, None if that is not yet."""
+        assert found.stored is not None, "a stray is dealt with before"
+        job = found.stored.job
+        outcome = decide(job, None, FallDue(), self._clock.now_ms())
+        if not isinstance(outcome, Decision) or outcome.job is None:
+            return None
+        hold_ms = max(due.hold_ms, job.hold_ms)
+        if outcome.job.state is JobState.PENDING and hold_ms and not self._waited(namespace, due, hold_ms):
+            return None
+        return Operation(
+            guard=outcome.guard,
+            before=found.stored,
+            after=outcome.job,
+            writes=effects(job, outcome.job),
+            deadline=deadline,
+        )
+
+    def _waited(self, namespace: str, due: Due, hold_ms: int) -> bool:
+        since = self._first_sight((namespace, due.job_id, due.ms))
+        return round((self._clock.monotonic() - since) * 1000) >= hold_ms
+
+    def _first_sight(self, sighting: _Sighting) -> float:
+        """When it was first seen here, maybe now. What is forgotten for want of room only waits longer."""
+        since = self._seen.setdefault(sighting, self._clock.monotonic())
+        if len(self._seen) > self._config.max_seen:
+            del self._seen[next(iter(self._seen))]
+        return since
+
+    def _forget_vanished(self, namespace: str, listed: Sequence[Due], now_ms: int) -> None:
+        if not self._seen:
+            return
+        there = {(due.job_id, due.ms) for due in listed}
+        for sighting in [one for one in self._seen if one[0] == namespace]:
+            _, job_id, ms = sighting
+            if ms <= now_ms and (job_id, ms) not in there:
+                del self._seen[sighting]

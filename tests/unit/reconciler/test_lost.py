@@ -1,0 +1,251 @@
+"""A dead holder's job goes on; a live one's is never touched (fault cases 009, 045, 067, 075)."""
+
+from __future__ import annotations
+
+import asyncio
+
+from coordinator.core.commands import Complete
+from coordinator.core.effects import Slot, Where
+from coordinator.core.invariants import check_job, check_keys
+from coordinator.core.job import AttemptOutcome, JobState
+from coordinator.core.rendezvous import preferred
+from coordinator.core.retry import RetryPolicy
+from coordinator.errors import EtcdUnavailable, Reason, RequestError
+from coordinator.ports import Commit, Operation
+from coordinator.reconciler.lost import LostConfig, LostCounts, LostPass
+from coordinator.services.api import Settle
+from coordinator.services.holders import Suspect
+from coordinator.services.job_changes import JobChanges
+from tests.support.builders import a_job, a_session, claim_job, open_session, store_job
+from tests.support.fake_ports import FixedMembers
+from tests.support.memory_etcd import Fault
+from tests.unit.services.conftest import World
+
+SESSION = "00000000000000a1"
+
+
+def a_pass(world: World, members: FixedMembers | None = None, **config: int | float) -> LostPass:
+    world.feeds = world.feeds if world.feeds.namespaces() else type(world.feeds)("default")
+    return LostPass(
+        world.store,
+        world.feeds,
+        world.present,
+        members or world.members,
+        world.clock,
+        LostConfig(**config),  # type: ignore[arg-type]
+    )
+
+
+def suspicion(claimed: Commit) -> Suspect:
+    assert claimed.stored is not None
+    return Suspect("default", claimed.stored.job.job_id, SESSION, claimed.token)
+
+
+def assert_sound(world: World, job_id: str = "j1") -> None:
+    job = world.stored(job_id).job
+    assert check_job(job, world.etcd.claim("default", job_id)) == []
+    assert check_keys(job, world.etcd.keys_of("default", job_id)) == []
+
+
+async def test_a_dead_holders_job_is_claimable_again_at_once_and_its_end_is_kept(world: World) -> None:
+    claimed = await world.running()
+    await world.clock.advance(10.5)
+    world.etcd.expire()
+    lost = a_pass(world)
+    lost.suspect(suspicion(claimed))
+    assert await lost.run_once() == LostCounts(examined=1, recovered=1)
+    job = world.stored().job
+    assert job.state is JobState.PENDING
+    assert (job.lease_losses, job.failures) == (1, 0)
+    assert job.attempts[-1].outcome is AttemptOutcome.LOST
+    assert job.attempts[-1].token == claimed.token
+    assert lost.queued == 0
+    assert_sound(world)
+
+
+async def test_a_live_job_is_never_recovered_whatever_is_suspected(world: World) -> None:
+    claimed = await world.running()
+    lost = a_pass(world)
+    lost.suspect(suspicion(claimed))
+    assert await lost.run_once() == LostCounts(examined=1, sound=1)
+    assert (await lost.sweep_once("default")).recovered == 0
+    assert world.stored() == claimed.stored
+
+
+async def test_a_claim_that_was_settled_is_no_loss(world: World) -> None:
+    claimed = await world.running()
+    done = Settle("j1", Complete(token=claimed.token, digest=b""))
+    await world.settlement.settle("default", [done], world.deadline)
+    lost = a_pass(world)
+    lost.suspect(suspicion(claimed))
+    assert (await lost.run_once()).sound == 1
+    assert world.stored().job.state is JobState.SUCCEEDED
+
+
+async def test_of_two_recoverers_one_wins_and_a_new_holder_keeps_its_claim(world: World) -> None:
+    claimed = await world.running()
+    await world.clock.advance(10.5)
+    slow, fast = a_pass(world), a_pass(world)
+    taken: list[Commit] = []
+
+    async def recover_and_claim() -> None:
+        fast.suspect(suspicion(claimed))
+        assert (await fast.run_once()).recovered == 1
+        await open_session(world.sessions, a_session("00000000000000b2"))
+        taken.append(await claim_job(world.store, world.stored(), "00000000000000b2"))
+
+    read_many = world.store.read_many
+
+    async def paused(*args: object, **kwargs: object) -> object:
+        found = await read_many(*args, **kwargs)  # type: ignore[arg-type]
+        world.store.read_many = read_many  # type: ignore[method-assign]
+        await recover_and_claim()
+        return found
+
+    world.store.read_many = paused  # type: ignore[method-assign,assignment]
+    slow.suspect(suspicion(claimed))
+    counts = await slow.run_once()
+    assert (counts.recovered, counts.sound) == (0, 1)
+    job = world.stored().job
+    assert (job.state, job.attempt, job.lease_losses) == (JobState.RUNNING, 2, 1)
+    claim = world.etcd.claim("default", "j1")
+    assert claim is not None
+    assert claim.token == taken[0].token
+
+
+async def test_a_job_that_was_to_stop_becomes_cancelled_and_stays_so(world: World) -> None:
+    claimed = await world.running(unique_key="k")
+    await JobChanges(world.store, world.holders, world.clock).cancel(
+        "default", "j1", "stop", "me", world.deadline
+    )
+    await world.clock.advance(10.5)
+    lost = a_pass(world)
+    lost.suspect(suspicion(claimed))
+    assert (await lost.run_once()).recovered == 1
+    assert world.stored().job.state is JobState.CANCELLED
+    assert not list(world.etcd.of_slot(Slot.UNIQUE, "default"))
+    assert (await lost.sweep_once("default")).recovered == 0
+    assert_sound(world)
+
+
+async def test_a_job_whose_holders_keep_dying_is_quarantined(world: World) -> None:
+    claimed = await world.running(retry=RetryPolicy(max_lease_losses=1))
+    for _ in range(2):
+        await world.clock.advance(10.5)
+        lost = a_pass(world)
+        lost.suspect(suspicion(claimed))
+        assert (await lost.run_once()).recovered == 1
+        if world.stored().job.state is JobState.PENDING:
+            await open_session(world.sessions)
+            claimed = await claim_job(world.store, world.stored())
+    assert world.stored().job.state is JobState.QUARANTINED
+    assert_sound(world)
+
+
+async def test_a_session_with_many_claims_is_recovered_in_few_groups(world: World) -> None:
+    await open_session(world.sessions)
+    claims = [
+        await claim_job(world.store, await store_job(world.store, a_job(f"j{n:03}"))) for n in range(300)
+    ]
+    await world.clock.advance(10.5)
+    lost = a_pass(world)
+    for claimed in claims:
+        lost.suspect(suspicion(claimed))
+    groups = world.etcd.groups
+    assert (await lost.run_once()).recovered == 300
+    assert world.etcd.groups - groups == 2
+    assert {world.stored(f"j{n:03}").job.state for n in range(300)} == {JobState.PENDING}
+
+
+async def test_the_sweep_finds_a_claim_deleted_by_hand_and_its_old_token_is_stale(world: World) -> None:
+    claimed = await world.running()
+    await world.running("alive", session=a_session("00000000000000b2"))
+    world.etcd.write((), [Where(Slot.CLAIM, "default", "j1")])
+    counts = await a_pass(world).sweep_once("default")
+    assert (counts.examined, counts.recovered, counts.sound) == (2, 1, 1)
+    job = world.stored().job
+    assert job.attempts[-1].token == claimed.token
+    assert world.stored("alive").job.state is JobState.RUNNING
+    late = Settle("j1", Complete(token=claimed.token, digest=b""))
+    [refused] = await world.settlement.settle("default", [late], world.deadline)
+    assert isinstance(refused, RequestError)
+    assert refused.reason is Reason.CLAIM_LOST
+    assert refused.metadata["ended_as"] == "LOST"
+
+
+async def test_the_sweep_goes_in_paced_pages(world: World) -> None:
+    for n in range(25):
+        await store_job(world.store, a_job(f"w{n:02}"))
+    claimed = await world.running("x")
+    await world.clock.advance(10.5)
+    world.etcd.expire()
+    sweeping = asyncio.ensure_future(a_pass(world, page=10, pace_s=1.0).sweep_once("default"))
+    await world.clock.wait_for_sleepers()
+    assert not sweeping.done()
+    await world.clock.advance(3)
+    assert (await sweeping).recovered == 1
+    assert world.stored("x").job.attempts[-1].token == claimed.token
+
+
+async def test_another_coordinators_suspicion_waits_for_it_and_is_taken_up_if_it_does_not_act(
+    world: World,
+) -> None:
+    claimed = await world.running()
+    await world.clock.advance(10.5)
+    other = next(name for name in (f"c{n}" for n in range(2, 99)) if preferred("j1", ("c1", name)) == name)
+    lost = a_pass(world, FixedMembers("c1", other))
+    lost.suspect(suspicion(claimed))
+    assert await lost.run_once() == LostCounts()
+    await world.clock.advance(1.0)
+    assert (await lost.run_once()).recovered == 1
+
+
+async def test_what_fails_is_tried_again_later_each_time_and_recovered_in_the_end(world: World) -> None:
+    claimed = await world.running()
+    await world.clock.advance(10.5)
+    lost = a_pass(world)
+    running = asyncio.create_task(lost.run())
+    world.etcd.read_error = EtcdUnavailable("planned")
+    lost.suspect(suspicion(claimed))
+    await world.clock.advance(0.7)
+    reads = world.etcd.reads
+    await world.clock.advance(0.5)
+    assert world.etcd.reads - reads <= 1, "it backs off"
+    world.etcd.read_error = None
+    world.etcd.faults += [Fault.REFUSED, Fault.LOST_REPLY]
+    await world.clock.advance(20)
+    assert world.stored().job.state is JobState.PENDING
+    assert world.stored().job.lease_losses == 1
+    assert lost.queued == 0
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+async def test_a_record_that_changed_meanwhile_and_is_still_lost_is_tried_again(world: World) -> None:
+    claimed = await world.running()
+    await world.clock.advance(10.5)
+    world.etcd.expire()
+
+    def touch_once(operation: Operation) -> None:
+        world.etcd.interfere.clear()
+        world.etcd.write([(Where(Slot.STATE, "default", "j1"), world.stored().job, None)])
+
+    world.etcd.interfere.append(touch_once)
+    lost = a_pass(world)
+    lost.suspect(suspicion(claimed))
+    assert (await lost.run_once()).failed == 1
+    await world.clock.advance(0.3)
+    assert (await lost.run_once()).recovered == 1
+
+
+async def test_more_suspicions_than_are_kept_are_left_to_a_sweep(world: World) -> None:
+    await open_session(world.sessions)
+    claims = [await claim_job(world.store, await store_job(world.store, a_job(f"j{n}"))) for n in range(5)]
+    await world.clock.advance(10.5)
+    lost = a_pass(world, max_queued=2)
+    for claimed in claims:
+        lost.suspect(suspicion(claimed))
+    assert lost.queued == 2
+    assert (await lost.run_once()).recovered == 2
+    await lost.sweep()
+    assert {world.stored(f"j{n}").job.state for n in range(5)} == {JobState.PENDING}
