@@ -55,9 +55,10 @@ class Bucket:
 class _Line:
     """The buckets of one namespace: the one in use, and the next."""
 
-    __slots__ = ("current", "granting", "next")
+    __slots__ = ("current", "failure", "granting", "next")
 
     def __init__(self) -> None:
+        self.failure: StorageError | None = None
         self.current: Bucket | None = None
         self.next: Bucket | None = None
         self.granting: asyncio.Task[None] | None = None
@@ -118,7 +119,7 @@ class RetentionBuckets:
         Raises:
             NotApplied: there is none by the deadline.
         """
-        while not self.take(namespace, 0):
+        while not self.take(namespace, 0):  # each round waits for a grant, by the deadline
             left = write_timeout(self._clock, deadline)
             line = self._lines.setdefault(namespace, _Line())
             granting = self._grant_ahead(namespace, line)
@@ -127,8 +128,8 @@ class RetentionBuckets:
             done, _ = await asyncio.wait((granting,), timeout=left)
             if not done:
                 raise DeadlinePassed("no retention lease could be granted in time")
-            if line.next is None:
-                raise NotApplied("no retention lease could be granted")
+            if line.failure is not None:
+                raise NotApplied("no retention lease could be granted") from line.failure
 
     async def run(self) -> None:
         """Own the grants under way; until cancelled."""
@@ -149,7 +150,9 @@ class RetentionBuckets:
     async def _grant(self, namespace: str, line: _Line) -> None:
         try:
             line.next = await self._open(namespace)
+            line.failure = None
         except StorageError as error:
+            line.failure = error
             _log.warning("no retention lease: %s", error)  # whoever needs one asks again
 
     async def _open(self, namespace: str) -> Bucket:

@@ -13,9 +13,11 @@ from coordinator.etcd.client import EtcdClient, EtcdConfig
 from coordinator.etcd.codec import JobCodec
 from coordinator.etcd.commit_config import CommitHooks, CommitterConfig
 from coordinator.etcd.committer import Committer
+from coordinator.etcd.compaction import CompactionConfig, Compactor
 from coordinator.etcd.group_read import GroupReadConfig, GroupReader
 from coordinator.etcd.job_store import EtcdJobStore
 from coordinator.etcd.keys import DEFAULT_ROOT, KeySpace
+from coordinator.etcd.leader import EtcdLeadership, LeadershipConfig
 from coordinator.etcd.lease_keeper import LeaseKeeper, LeaseKeeperConfig
 from coordinator.etcd.membership import EtcdMembership, MembershipConfig
 from coordinator.etcd.namespace_feed import NamespaceFeed
@@ -23,6 +25,7 @@ from coordinator.etcd.namespaces import EtcdNamespaceFeeds, NamespacesConfig
 from coordinator.etcd.own_revisions import OwnRevisions
 from coordinator.etcd.present import EtcdPresent, PresentConfig
 from coordinator.etcd.retention import RetentionBuckets, RetentionConfig
+from coordinator.etcd.retention_pressure import PressureConfig, RetentionPressure
 from coordinator.etcd.session_store import EtcdSessionStore, SessionStoreConfig
 from coordinator.etcd.set_aside import SetAside
 from coordinator.etcd.storage_gauge import EtcdStorageGauge, GaugeConfig
@@ -43,7 +46,9 @@ class StoreConfig:
         endpoint: where clients reach this coordinator.
         version: of the software.
         membership_ttl: seconds after which a dead coordinator is forgotten.
-        committer, reads, leases, sessions, present, retention, namespaces, gauge: see the parts.
+        committer, reads, leases, sessions, present, retention, namespaces, gauge, compaction, pressure,
+        leadership:
+            see the parts.
         start_timeout: seconds for the first answers of etcd.
     """
 
@@ -61,6 +66,9 @@ class StoreConfig:
     retention: RetentionConfig = field(default_factory=RetentionConfig)
     namespaces: NamespacesConfig = field(default_factory=NamespacesConfig)
     gauge: GaugeConfig = field(default_factory=GaugeConfig)
+    compaction: CompactionConfig = field(default_factory=CompactionConfig)
+    pressure: PressureConfig = field(default_factory=PressureConfig)
+    leadership: LeadershipConfig = field(default_factory=LeadershipConfig)
     start_timeout: float = 10.0
 
     def __post_init__(self) -> None:
@@ -193,6 +201,22 @@ class EtcdStore:
             fraction=entropy.fraction,
         )
         self.gauge = EtcdStorageGauge(self.client, config.gauge, clock)
+        self.compactor = Compactor(self.client, self.space, self.gauge, clock, config.compaction)
+        self.pressure = RetentionPressure(
+            self.client, self.space, self.gauge, self.set_aside, clock, config.pressure
+        )
+
+    def leadership(self, role: str) -> EtcdLeadership:
+        """A candidacy for ``role``; whoever asks for it owns its ``run``."""
+        return EtcdLeadership(
+            self.client,
+            self.space,
+            self.membership,
+            self.present,
+            role,
+            self._clock,
+            self.config.leadership,
+        )
 
     async def start(self) -> None:
         """Read the epoch; the first contact with etcd.
@@ -217,6 +241,7 @@ class EtcdStore:
                         self.membership,
                         self.namespaces,
                         self.gauge,
+                        self.compactor,
                     )
                 ]
                 await self._stop.wait()

@@ -1,4 +1,6 @@
-"""An `EtcdStore` on the session's etcd, below a root of its own, with everything that it tells written down."""
+"""An `EtcdStore` on the session's etcd, below a root of its own, with everything that it tells written
+down.
+"""
 
 from __future__ import annotations
 
