@@ -111,6 +111,11 @@ class CallGuard:
         self._calls = 0
         self._streams: set[asyncio.Task[Any]] = set()
         self._draining = False
+        self._open = False
+
+    def open(self) -> None:
+        """Serve. Before that every call is told NOT_READY: the process listens before it knows the store."""
+        self._open = True
 
     @property
     def calls(self) -> int:
@@ -217,6 +222,8 @@ class CallGuard:
     def _admit(self, request: Any, context: Context, method: Method) -> None:
         if type(request) is Unreadable:
             raise request.error
+        if not self._open:
+            raise RequestError(Reason.NOT_READY, "this coordinator is starting, or etcd does not answer")
         if self.tokens is not None:
             headers = context.invocation_metadata() or ()
             self.tokens.check(headers, method.scope, namespace_of(request.namespace))

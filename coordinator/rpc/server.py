@@ -146,56 +146,60 @@ def _credentials(tls: TlsConfig) -> grpc.ServerCredentials:
 class RpcServer:
     """Both services, health and reflection on one listener. Made and run in one event loop.
 
+    Order: ``bind``, ``register``, ``start``, ``stop``; so the address is known before anything is made
+    that names it.
+
     Args:
         config: see ``ListenConfig``.
-        guard: what every call passes through.
-        health: the health service; its owner sets readiness.
-        jobs: JobService.
-        workers: WorkerService.
     """
 
-    def __init__(
-        self,
-        config: ListenConfig,
-        guard: CallGuard,
-        health: Health,
-        jobs: JobServicer,
-        workers: WorkerServicer,
-    ) -> None:
+    def __init__(self, config: ListenConfig) -> None:
         self._config = config
-        self._guard = guard
-        self._health = health
         self._server = grpc.aio.server(options=_options(config))
+        self._port = 0
+
+    @property
+    def address(self) -> str:
+        """``host:port`` with the port that was taken."""
+        return f"{self._config.address.rpartition(':')[0]}:{self._port}"
+
+    def bind(self) -> str:
+        """Take the address; calls are answered from ``start`` on.
+
+        Raises:
+            ConfigError: the address cannot be bound, or a certificate cannot be used.
+        """
+        address, tls = self._config.address, self._config.tls
+        try:
+            if tls is not None:
+                self._port = self._server.add_secure_port(address, _credentials(tls))
+            else:
+                self._port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise ConfigError(f"server.listen: cannot listen at {address}: {error}") from error
+        if self._port == 0:
+            raise ConfigError(f"server.listen: cannot listen at {address}")
+        return self.address
+
+    def register(self, guard: CallGuard, health: Health, jobs: JobServicer, workers: WorkerServicer) -> None:
+        """Add all services.
+
+        Args:
+            guard: what every call passes through.
+            health: the health service; its owner sets readiness.
+            jobs: JobService.
+            workers: WorkerService.
+        """
         for service, servicer in ((_JOBS, jobs), (_WORKERS, workers)):
             handlers = _handlers(service, servicer, guard)
             generic = grpc.method_handlers_generic_handler(service.full_name, handlers)
             self._server.add_generic_rpc_handlers((generic,))
         health.register(self._server)
-        if config.reflection:
+        if self._config.reflection:
             register_reflection(self._server, [*SERVICES, HEALTH_SERVICE], guard.tokens)
-        self.port = 0
-
-    @property
-    def address(self) -> str:
-        """``host:port`` with the port that was taken."""
-        return f"{self._config.address.rpartition(':')[0]}:{self.port}"
 
     async def start(self) -> None:
-        """Listen.
-
-        Raises:
-            ConfigError: the address cannot be bound.
-        """
-        try:
-            if self._config.tls is not None:
-                credentials = _credentials(self._config.tls)
-                self.port = self._server.add_secure_port(self._config.address, credentials)
-            else:
-                self.port = self._server.add_insecure_port(self._config.address)
-        except RuntimeError as error:
-            raise ConfigError(f"server.listen: cannot listen at {self._config.address}: {error}") from error
-        if self.port == 0:
-            raise ConfigError(f"server.listen: cannot listen at {self._config.address}")
+        """Answer calls."""
         await self._server.start()
 
     async def stop(self, grace: float) -> None:

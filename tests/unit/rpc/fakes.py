@@ -101,7 +101,10 @@ class Served:
 
 @asynccontextmanager
 async def served(
-    *, tokens: TokenTable | None = None, guard_config: GuardConfig | None = None
+    *,
+    tokens: TokenTable | None = None,
+    guard_config: GuardConfig | None = None,
+    opened: bool = True,
 ) -> AsyncIterator[Served]:
     """A server on a free port; everything of it has ended afterwards."""
     use, subscription = Scripted(), ScriptedSubscription()
@@ -117,8 +120,12 @@ async def served(
         RealClock(),
         CallLimits(),  # type: ignore[arg-type]
     )
-    server = RpcServer(ListenConfig(address="127.0.0.1:0"), guard, health, jobs, workers)
+    server = RpcServer(ListenConfig(address="127.0.0.1:0"))
+    server.bind()
+    server.register(guard, health, jobs, workers)
     await server.start()
+    if opened:
+        guard.open()
     try:
         async with grpc.aio.insecure_channel(server.address) as channel:
             yield Served(

@@ -155,6 +155,15 @@ async def test_a_fault_of_ours_is_internal_with_an_incident() -> None:
         assert (grpc.StatusCode.INTERNAL, {"incident": "incident-1"}) == (error.code, error.metadata)
 
 
+async def test_before_the_store_is_known_every_call_is_told_to_come_again() -> None:
+    async with served(opened=False) as s:
+        error = await refusal(s.jobs.SubmitJob(b.submit(), timeout=2))
+
+        assert (grpc.StatusCode.UNAVAILABLE, "NOT_READY") == (error.code, error.reason)
+        assert error.retry_ms
+        assert [] == s.use.calls
+
+
 async def test_too_many_calls_are_refused_before_any_work() -> None:
     async with served(guard_config=GuardConfig(max_calls=0)) as s:
         error = await refusal(s.jobs.GetJob(j.GetJobRequest(job_id="j1"), timeout=2))

@@ -1,0 +1,220 @@
+"""One coordinator from start to stop: order, ownership, readiness.
+
+Start: take the address, make all parts, listen (health says alive and not ready, calls are told NOT_READY),
+find etcd and judge its version, run the background work, open the guard.
+
+Stop, all of it within the grace: health NOT_SERVING; long polls, waits and streams are answered; the
+listener closes and calls under way finish; the passes end; the committer drains; the membership lease is
+revoked. A second ``stop`` does not wait for calls under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.metadata
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Final
+
+from coordinator.app.composition import Parts, compose
+from coordinator.app.etcd_version import check_etcd_version
+from coordinator.app.machine import SystemClock, SystemEntropy
+from coordinator.app.store_settings import guard_config, listen_config
+from coordinator.config import Settings
+from coordinator.errors import EtcdUnavailable, OutcomeUnknown, StorageError
+from coordinator.ports import Clock, Entropy
+from coordinator.rpc.auth import TokenTable
+from coordinator.rpc.call_guard import CallGuard
+from coordinator.rpc.health import Health
+from coordinator.rpc.server import SERVICES, RpcServer
+
+__all__ = ["Coordinator", "running_coordinator"]
+
+_LOG = logging.getLogger(__name__)
+_LOOK_EVERY_S: Final = 1.0
+_UNREADY_AFTER: Final = 2
+"""Failed looks in a row until the services are NOT_SERVING: one may be a leader election."""
+_RETRY_S: Final = 1.0
+_SHARE_OF_CALLS: Final = 0.5
+_SHARE_OF_STORE: Final = 0.4
+"""Shares of the grace: for calls under way, and for the committer, the leases and the connections."""
+
+
+def software_version() -> str:
+    """The version of the distribution, "0" in a tree that is not installed."""
+    try:
+        return importlib.metadata.version("leasekeeper")
+    except importlib.metadata.PackageNotFoundError:
+        return "0"
+
+
+class Coordinator:
+    """A coordinator; ``run`` once, inside one event loop.
+
+    Args:
+        settings: checked settings.
+        clock: time.
+        entropy: randomness and ids.
+    """
+
+    def __init__(
+        self, settings: Settings, *, clock: Clock | None = None, entropy: Entropy | None = None
+    ) -> None:
+        self._settings = settings
+        self._clock = clock or SystemClock()
+        self._entropy = entropy or SystemEntropy()
+        self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self.started = asyncio.Event()
+        self.health = Health(SERVICES)
+        self.address = ""
+        self.parts: Parts | None = None
+        self.defects: list[str] = []
+
+    def stop(self) -> None:
+        """Stop in order; the second time: now. Does not wait, ``run`` returns when it is done."""
+        if self._stop.is_set():
+            self._hurry.set()
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Start, serve until ``stop``, stop.
+
+        Raises:
+            ConfigError: the address, a file or the etcd version cannot be used.
+            ExceptionGroup: a part failed for good; the process should exit and be started again.
+        """
+        settings = self._settings
+        tokens = TokenTable.load(settings.auth.tokens_file) if settings.auth.tokens_file else None
+        guard = CallGuard(self._clock, self._entropy, tokens, guard_config(settings.server))
+        server = RpcServer(listen_config(settings.server))
+        self.address = server.bind()
+        parts = compose(
+            settings, self._clock, self._entropy, endpoint=self.address, version=software_version()
+        )
+        self.parts = parts
+        server.register(guard, self.health, parts.jobs, parts.workers)
+        await server.start()
+        _LOG.info("listening", extra={"address": self.address, "etcd": settings.etcd.endpoints})
+        try:
+            if await self._find_store(parts):
+                await self._serve(parts, guard, server)
+        finally:
+            self.health.drain()
+            await server.stop(0)
+            await self._close_store(parts)
+        _LOG.info("stopped", extra={"address": self.address})
+
+    async def _find_store(self, parts: Parts) -> bool:
+        """Wait for etcd as long as it takes; False: stopped meanwhile."""
+        waiting = False
+        while not self._stop.is_set():
+            try:
+                self.defects = await check_etcd_version(
+                    parts.store.client,
+                    allow_unsafe=self._settings.etcd.allow_unsafe,
+                    timeout=self._settings.etcd.request_timeout_s,
+                )
+                await parts.store.start()
+            except (EtcdUnavailable, OutcomeUnknown) as error:
+                if not waiting:
+                    _LOG.warning("waiting for etcd: %s", error)
+                waiting = True
+            else:
+                return True
+            try:
+                async with asyncio.timeout(_RETRY_S):
+                    await self._stop.wait()
+            except TimeoutError:
+                pass
+        return False
+
+    async def _serve(self, parts: Parts, guard: CallGuard, server: RpcServer) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            storing = tasks.create_task(parts.store.run(), name="store")
+            background = [
+                tasks.create_task(work, name=name)
+                for name, work in (
+                    ("index", parts.index.run()),
+                    ("abandoned", parts.abandoned.run()),
+                    ("take away", parts.take_away.run()),
+                    ("lost", parts.lost.run()),
+                    ("due", parts.due_loop.run()),
+                    ("lost sweep", parts.sweep_loop.run()),
+                    ("readiness", self._watch_readiness(parts)),
+                )
+            ]
+            try:
+                guard.open()
+                self.started.set()
+                await self._stop.wait()
+                await self._drain(parts, guard, server)
+            finally:
+                for task in background:
+                    task.cancel()
+                await parts.subscription.close()
+                await self._close_store(parts)
+                storing.cancel()
+
+    async def _drain(self, parts: Parts, guard: CallGuard, server: RpcServer) -> None:
+        self.health.drain()
+        grace = self._settings.server.grace_s * _SHARE_OF_CALLS
+        _LOG.info("stopping", extra={"grace_s": grace, "calls": guard.calls, "streams": guard.streams})
+        parts.dispatch.drain()
+        parts.subscription.drain()
+        guard.drain()
+        closing = asyncio.create_task(server.stop(grace), name="server stop")
+        hurry = asyncio.create_task(self._hurry.wait(), name="second stop")
+        try:
+            await asyncio.wait({closing, hurry}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            hurry.cancel()
+            # A shorter grace takes the place of the longer one; at once if that is over already.
+            await server.stop(0)
+            await closing
+
+    async def _close_store(self, parts: Parts) -> None:
+        try:
+            async with asyncio.timeout(self._settings.server.grace_s * _SHARE_OF_STORE):
+                await parts.store.close()
+        except TimeoutError:
+            _LOG.warning("the store was left before everything was settled: etcd does not answer")
+
+    async def _watch_readiness(self, parts: Parts) -> None:
+        """Ready while etcd answers a linearizable read and every namespace is listed and watched."""
+        failed = _UNREADY_AFTER
+        while True:
+            try:
+                await parts.store.present.refresh(deadline=self._clock.monotonic() + _LOOK_EVERY_S)
+                sound = all(parts.index.ready(name) for name in parts.store.namespaces.namespaces())
+            except StorageError:
+                sound = False
+            failed = 0 if sound else failed + 1
+            ready = failed < _UNREADY_AFTER
+            if ready is not self.health.ready:
+                _LOG.log(logging.INFO if ready else logging.WARNING, "ready" if ready else "not ready")
+                self.health.set_ready(ready)
+            await self._clock.sleep(_LOOK_EVERY_S if ready else _LOOK_EVERY_S / 4)
+
+
+@asynccontextmanager
+async def running_coordinator(settings: Settings) -> AsyncIterator[str]:
+    """A coordinator that serves inside the block; gives its ``host:port``, and stops in order afterwards.
+
+    Raises:
+        ConfigError: as of ``Coordinator.run``.
+    """
+    coordinator = Coordinator(settings)
+    running = asyncio.create_task(coordinator.run(), name="coordinator")
+    started = asyncio.create_task(coordinator.started.wait(), name="coordinator started")
+    try:
+        await asyncio.wait({running, started}, return_when=asyncio.FIRST_COMPLETED)
+        if running.done():
+            await running
+            raise RuntimeError("the coordinator stopped before it had started")
+        yield coordinator.address
+    finally:
+        started.cancel()
+        coordinator.stop()
+        await running

@@ -1,0 +1,88 @@
+"""Breaks the one circle of the composition: the store tells the index, and the index asks the store.
+
+The store is made with a relay, the index with the store; then the relay is bound. Nothing is told before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from coordinator.core.job import Claim
+from coordinator.core.rank import Rank
+from coordinator.ports import Changes, Commit, CommitObserver, Operation, Session, Stored
+
+__all__ = ["ChangesRelay", "CommitRelay"]
+
+
+class ChangesRelay:
+    """Implements ``ports.Changes`` by handing everything on."""
+
+    def __init__(self) -> None:
+        self._target: Changes | None = None
+
+    def bind(self, target: Changes) -> None:
+        """From now on ``target`` is told."""
+        self._target = target
+
+    @property
+    def _bound(self) -> Changes:
+        assert self._target is not None, "the relay is bound before the store runs"
+        return self._target
+
+    async def relist(self, namespace: str, revision: int) -> None:
+        """See ``ports.Changes``."""
+        await self._bound.relist(namespace, revision)
+
+    def ready_put(self, namespace: str, stored: Stored, *, created: bool) -> None:
+        """See ``ports.Changes``."""
+        self._bound.ready_put(namespace, stored, created=created)
+
+    def ready_deleted(
+        self, namespace: str, queue: str, type_: str, rank: Rank, job_id: str, revision: int
+    ) -> None:
+        """See ``ports.Changes``."""
+        self._bound.ready_deleted(namespace, queue, type_, rank, job_id, revision)
+
+    def claim_put(self, namespace: str, job_id: str, claim: Claim, revision: int) -> None:
+        """See ``ports.Changes``."""
+        self._bound.claim_put(namespace, job_id, claim, revision)
+
+    def claim_deleted(self, namespace: str, job_id: str, revision: int) -> None:
+        """See ``ports.Changes``."""
+        self._bound.claim_deleted(namespace, job_id, revision)
+
+    def session_put(self, session: Session, revision: int) -> None:
+        """See ``ports.Changes``."""
+        self._bound.session_put(session, revision)
+
+    def session_deleted(self, namespace: str, session_id: str, revision: int) -> None:
+        """See ``ports.Changes``."""
+        self._bound.session_deleted(namespace, session_id, revision)
+
+    def cancel_put(self, namespace: str, job_id: str, revision: int) -> None:
+        """See ``ports.Changes``."""
+        self._bound.cancel_put(namespace, job_id, revision)
+
+    def passed(self, namespace: str, kind: str, revision: int) -> None:
+        """See ``ports.Changes``."""
+        self._bound.passed(namespace, kind, revision)
+
+    def freshness(self, namespace: str, fresh: bool) -> None:
+        """See ``ports.Changes``."""
+        self._bound.freshness(namespace, fresh)
+
+
+class CommitRelay:
+    """Implements ``ports.CommitObserver`` for several observers, in their order."""
+
+    def __init__(self) -> None:
+        self._targets: tuple[CommitObserver, ...] = ()
+
+    def bind(self, targets: Sequence[CommitObserver]) -> None:
+        """From now on ``targets`` are told."""
+        self._targets = tuple(targets)
+
+    def applied(self, operation: Operation, commit: Commit) -> None:
+        """See ``ports.CommitObserver``."""
+        for target in self._targets:
+            target.applied(operation, commit)
