@@ -20,7 +20,7 @@ from coordinator.cli.demo_input import Unit
 from coordinator.cli.demo_late import complete_late
 from coordinator.cli.demo_parse import Counts, count_file
 from coordinator.cli.demo_sink import Sink
-from worker_sdk import ConnectionConfig, Context, Worker, WorkerConfig
+from worker_sdk import ConnectionConfig, SyncContext, Worker, WorkerConfig
 
 __all__ = ["QUEUE", "TYPE", "DemoHandler", "HandlerConfig"]
 
@@ -51,7 +51,7 @@ class DemoHandler:
         # the middle of a transaction would hold up every other writer of the file.
         self._writing = threading.Lock()
 
-    def handle(self, ctx: Context) -> bytes:
+    def handle(self, ctx: SyncContext) -> bytes:
         """One job; the result is the counts as JSON."""
         unit, number = Unit.from_payload(ctx.payload)
         counts = count_file(self._config.input_folder / unit.path, unit.first, unit.last)
