@@ -7,6 +7,7 @@ the create revision of its key.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from coordinator.core.effects import Slot, Write
@@ -222,12 +223,18 @@ class TxnCodec:
             at += 1
         if operation.want_checkpoint:
             checkpoint = self._checkpoint(one(responses[at]))
+        claim = operation.claim
+        token = 0
+        if claim is not None:
+            token = make_token(self._epoch(), revision)
+            claim = replace(claim, token=token)
         return Commit(
             won=True,
             revision=revision,
             resent=resent,
             stored=Stored(after, revision) if after is not None else None,
-            token=make_token(self._epoch(), revision) if operation.claim is not None else 0,
+            claim=claim,
+            token=token,
             spec=spec,
             checkpoint=checkpoint,
         )
