@@ -16,7 +16,7 @@ from coordinator.core.effects import effects
 from coordinator.core.job import JobState
 from coordinator.core.machine import Decision, decide
 from coordinator.core.rendezvous import preferred
-from coordinator.errors import StorageError
+from coordinator.errors import CodecError, StorageError
 from coordinator.ports import (
     Clock,
     Commit,
@@ -27,7 +27,7 @@ from coordinator.ports import (
     Operation,
     Snapshot,
 )
-from coordinator.services.commits import settle_all
+from coordinator.services.commits import commit_each
 
 __all__ = ["DueConfig", "DueCounts", "DuePass"]
 
@@ -160,8 +160,11 @@ class DuePass:
             found = await self._store.read_many(namespace, job_ids, deadline=deadline)
             pending: list[tuple[Due, Operation]] = []
             for due, snapshot in zip(batch, found, strict=True):
-                if snapshot.stored is None or snapshot.stored.job.due_key_ms != due.ms:
+                if await self._is_stray(namespace, due, snapshot, deadline):
                     counts.strays += await self._store.delete_stray(namespace, due, deadline=deadline)
+                    continue
+                if snapshot.stored is None:
+                    counts.waiting += 1
                     continue
                 operation = self._operation(namespace, due, snapshot, deadline)
                 if operation is None:
@@ -172,9 +175,9 @@ class DuePass:
             logger.warning("jobs that are due could not be read: %s", error)
             counts.failed += len(batch)
             return
-        commits = await settle_all([self._store.commit(operation) for _, operation in pending])
+        commits = await commit_each(self._store, [operation for _, operation in pending])
         for (due, operation), commit in zip(pending, commits, strict=True):
-            if isinstance(commit, StorageError):
+            if not isinstance(commit, Commit):
                 counts.failed += 1
             elif commit.won:
                 assert operation.after is not None, "time deletes no job"
@@ -184,9 +187,18 @@ class DuePass:
             else:
                 counts.waiting += 1  # somebody was first; if it is still due, the next run finds it
 
+    async def _is_stray(self, namespace: str, due: Due, found: Snapshot, deadline: float) -> bool:
+        """Whether no job has this key. A record that cannot be decoded keeps its keys until somebody can."""
+        if found.stored is not None:
+            return found.stored.job.due_key_ms != due.ms
+        try:
+            return (await self._store.read(namespace, due.job_id, deadline=deadline)).stored is None
+        except CodecError:
+            return False
+
     def _operation(self, namespace: str, due: Due, found: Snapshot, deadline: float) -> Operation | None:
         """What time does to the job, None if that is not yet."""
-        assert found.stored is not None, "a stray is dealt with before"
+        assert found.stored is not None, "what has no record is dealt with before"
         job = found.stored.job
         outcome = decide(job, None, FallDue(), self._clock.now_ms())
         if not isinstance(outcome, Decision) or outcome.job is None:

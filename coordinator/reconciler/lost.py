@@ -30,7 +30,7 @@ from coordinator.ports import (
     Present,
     Snapshot,
 )
-from coordinator.services.commits import settle_all
+from coordinator.services.commits import commit_each
 from coordinator.services.holders import Suspect
 from coordinator.services.waiting import wait_event
 
@@ -214,7 +214,7 @@ class LostPass:
                 self._done(one)
             else:
                 pending.append((one, operation))
-        commits = await settle_all([self._store.commit(operation) for _, operation in pending])
+        commits = await commit_each(self._store, [operation for _, operation in pending])
         failed: list[_Queued] = []
         for (one, _), commit in zip(pending, commits, strict=True):
             if isinstance(commit, Commit) and commit.won:

@@ -5,9 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coordinator.errors import LeasekeeperError, StorageError
-from coordinator.ports import Commit, PendingCommit
+from coordinator.ports import Commit, JobStore, Operation, PendingCommit
 
-__all__ = ["settle_all"]
+__all__ = ["commit_each", "settle_all"]
+
+
+async def commit_each(store: JobStore, operations: Sequence[Operation]) -> list[Commit | LeasekeeperError]:
+    """Commit ``operations`` together; what became of each, in order. No error of one touches another.
+
+    Cancellation is as in ``settle_all``.
+    """
+    results: list[Commit | LeasekeeperError] = []
+    pending: list[PendingCommit | LeasekeeperError] = []
+    try:
+        for operation in operations:
+            try:
+                pending.append(store.commit(operation))
+            except LeasekeeperError as error:
+                pending.append(error)
+        for one in pending:
+            if isinstance(one, LeasekeeperError):
+                results.append(one)
+                continue
+            try:
+                results.append(await one)
+            except LeasekeeperError as error:
+                results.append(error)
+    finally:
+        for one in pending[len(results) :]:
+            if not isinstance(one, LeasekeeperError):
+                one.cancel()
+    return results
 
 
 async def settle_all(commits: Sequence[PendingCommit]) -> list[Commit | StorageError]:

@@ -8,7 +8,7 @@ from coordinator.core.commands import Cancel, Command, Delete, Update
 from coordinator.core.effects import effects
 from coordinator.core.job import Claim
 from coordinator.core.machine import Decision, Refusal, Unchanged, decide
-from coordinator.errors import Reason, RequestError, StorageError
+from coordinator.errors import CodecError, Reason, RequestError, StorageError
 from coordinator.ports import Clock, Commit, JobStore, Operation, Stored
 from coordinator.services.api import JobView
 from coordinator.services.queries import Beats, not_found, view_of
@@ -150,14 +150,14 @@ class JobChanges:
     async def _read(self, change: _Change, deadline: float) -> tuple[Stored | None, Claim | None]:
         try:
             snapshot = await self._store.read(change.namespace, change.job_id, deadline=deadline)
-        except StorageError as error:
+        except (StorageError, CodecError) as error:
             raise refused(error, {"job_id": change.job_id}) from error
         return snapshot.stored, snapshot.claim
 
     async def _commit(self, change: _Change, operation: Operation) -> Commit:
         try:
             return await self._store.commit(operation)
-        except StorageError as error:
+        except (StorageError, CodecError) as error:
             raise refused(error, {"job_id": change.job_id}) from error
 
 

@@ -13,7 +13,7 @@ from hashlib import sha256
 from typing import Protocol
 
 from coordinator.core.job import Claim, JobState, Progress
-from coordinator.errors import FieldViolation, Reason, RequestError, StorageError
+from coordinator.errors import CodecError, FieldViolation, Reason, RequestError, StorageError
 from coordinator.ports import JobPage, JobStore, Snapshot, Stored
 from coordinator.services.api import JobFilter, JobListing, JobView
 from coordinator.services.storage_errors import refused
@@ -102,7 +102,7 @@ class Queries:
             snapshot = await self._store.read(
                 namespace, job_id, deadline=deadline, spec=True, checkpoint=True, result=True
             )
-        except StorageError as error:
+        except (StorageError, CodecError) as error:
             raise refused(error, {"job_id": job_id}) from error
         if snapshot.stored is None:
             raise not_found(job_id)
@@ -120,7 +120,7 @@ class Queries:
             if filter.job_ids:
                 return await self._named(namespace, filter, cursor, deadline)
             return await self._scan(namespace, filter, page_size, cursor, deadline)
-        except StorageError as error:
+        except (StorageError, CodecError) as error:
             raise refused(error) from error
 
     async def _scan(

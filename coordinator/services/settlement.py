@@ -15,10 +15,10 @@ from coordinator.core.commands import Fail, Settlement
 from coordinator.core.effects import effects
 from coordinator.core.job import Claim, JobState, Progress
 from coordinator.core.machine import Decision, Refusal, Replay, Unchanged, decide
-from coordinator.errors import Reason, RequestError, StorageError
-from coordinator.ports import Checkpoint, Clock, Entropy, JobStore, Operation, Present, Stored
+from coordinator.errors import CodecError, Reason, RequestError, StorageError
+from coordinator.ports import Checkpoint, Clock, Commit, Entropy, JobStore, Operation, Present, Stored
 from coordinator.services.api import Settle, Settled
-from coordinator.services.commits import settle_all
+from coordinator.services.commits import commit_each
 from coordinator.services.digests import settlement_digest
 from coordinator.services.fencing import check_present, check_token, is_foreign
 from coordinator.services.storage_errors import RETRY_MS, refused
@@ -148,7 +148,7 @@ class SettlementService:
                 saved_ms=self._clock.now_ms(),
             )
             return await self._store.save_checkpoint(namespace, job_id, token, saved, deadline=deadline)
-        except StorageError as storage_error:
+        except (StorageError, CodecError) as storage_error:
             raise refused(storage_error, {"job_id": job_id}) from storage_error
 
     async def _claim_of(self, namespace: str, job_id: str, token: int, deadline: float) -> Claim:
@@ -191,11 +191,11 @@ class SettlementService:
                     self._decide(case, results, operations, deadline)
             if not operations:
                 return
-            commits = await settle_all([self._store.commit(operation) for _, operation in operations])
+            commits = await commit_each(self._store, [operation for _, operation in operations])
             cases = []
             for (case, operation), commit in zip(operations, commits, strict=True):
                 self._holders.forget(namespace, case.job_id)
-                if isinstance(commit, StorageError):
+                if not isinstance(commit, Commit):
                     results[case.index] = refused(commit, {"job_id": case.job_id})
                 elif commit.won:
                     assert operation.after is not None, "a settlement deletes no job"
@@ -229,6 +229,12 @@ class SettlementService:
                 results[case.index] = refused(error, {"job_id": case.job_id})
             return
         for case, snapshot in zip(unread, found, strict=True):
+            if snapshot.stored is None:
+                # Absent, or not decodable: a single read tells these apart, and only absence is "not found".
+                try:
+                    snapshot = await self._store.read(namespace, case.job_id, deadline=deadline)
+                except (StorageError, CodecError) as error:
+                    results[case.index] = refused(error, {"job_id": case.job_id})
             case.stored, case.claim, case.known = snapshot.stored, snapshot.claim, True
 
     def _decide(

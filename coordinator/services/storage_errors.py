@@ -1,4 +1,4 @@
-"""What a caller is told when the store did not do as asked: the one map from StorageError to RequestError."""
+"""What a caller is told when the store did not do as asked: the one map to RequestError."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Final
 
 from coordinator.errors import (
     ClusterChanged,
+    CodecError,
     Compacted,
     DeadlinePassed,
     DuplicateKey,
@@ -14,6 +15,7 @@ from coordinator.errors import (
     EtcdUnavailable,
     FutureRevision,
     InvalidRequest,
+    LeasekeeperError,
     LeaseNotFound,
     NotApplied,
     OutcomeUnknown,
@@ -31,7 +33,7 @@ __all__ = ["RETRY_MS", "refused"]
 RETRY_MS: Final = 200
 """When to repeat a call that the store did not take; a leader election takes one to three seconds."""
 
-_TABLE: Final[tuple[tuple[type[StorageError], Reason, str, int | None], ...]] = (
+_TABLE: Final[tuple[tuple[type[LeasekeeperError], Reason, str, int | None], ...]] = (
     # The first that matches counts: subclasses stand before their bases.
     (StorageFull, Reason.OUTCOME_UNKNOWN, "etcd is out of space and may have applied the change", 5_000),
     (
@@ -63,22 +65,25 @@ _TABLE: Final[tuple[tuple[type[StorageError], Reason, str, int | None], ...]] = 
     (FutureRevision, Reason.EPOCH_REGRESSED, "the store's history went back", None),
     (ClusterChanged, Reason.NOT_READY, "another etcd cluster answers", 1_000),
     (EtcdUnavailable, Reason.ETCD_UNAVAILABLE, "etcd does not answer; nothing was changed", RETRY_MS),
+    (CodecError, Reason.INTERNAL, "the record cannot be decoded; nothing was changed", None),
 )
 
 
-def refused(error: StorageError, metadata: Mapping[str, str] | None = None) -> RequestError:
+def refused(error: LeasekeeperError, metadata: Mapping[str, str] | None = None) -> RequestError:
     """The answer to a caller whose request ended in ``error``. Unknown stays unknown.
 
     Args:
-        error: what the store did.
+        error: what the store did; a RequestError is the answer already.
         metadata: what the call was about, e.g. ``job_id``.
     """
+    if isinstance(error, RequestError):
+        return error
     facts = dict(metadata or {})
     facts["storage"] = type(error).__name__
     if isinstance(error, Compacted) and error.compact_revision:
         facts["compact_revision"] = str(error.compact_revision)
     rows = (row for row in _TABLE if isinstance(error, row[0]))
-    _, reason, message, retry_ms = next(rows, (StorageError, Reason.INTERNAL, "the store failed oddly", None))
+    _, reason, message, retry_ms = next(rows, (StorageError, Reason.INTERNAL, "the store failed", None))
     told = RequestError(reason, message, metadata=facts, retry_after_ms=retry_ms)
     told.__cause__ = error
     return told

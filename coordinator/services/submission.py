@@ -27,7 +27,7 @@ from coordinator.ports import (
     Stored,
 )
 from coordinator.services.api import NewJob, SubmitOutcome
-from coordinator.services.commits import settle_all
+from coordinator.services.commits import commit_each
 from coordinator.services.digests import job_digest, made_job_id, request_digest
 from coordinator.services.storage_errors import refused
 
@@ -134,12 +134,12 @@ class Submission:
         duplicates: dict[int, tuple[_Item, str]] = {}
         for _ in range(self._config.max_rounds):
             operations = [self._operation(item, deadline) for item in items]
-            commits = await settle_all([self._store.commit(operation) for operation in operations])
+            commits = await commit_each(self._store, operations)
             again = []
             for item, commit in zip(items, commits, strict=True):
                 if isinstance(commit, Commit) and commit.won and commit.stored is not None:
                     results[item.index] = SubmitOutcome(commit.stored, True)
-                elif isinstance(commit, StorageError):
+                elif not isinstance(commit, Commit):
                     results[item.index] = refused(commit, {"job_id": item.command.job_id})
                 elif commit.stored is not None:
                     results[item.index] = self._stands(item, commit.stored, resent=commit.resent)

@@ -10,7 +10,7 @@ from typing import Any
 from coordinator.core.effects import Slot, Where
 from coordinator.core.job import Claim, Job, JobState
 from coordinator.core.rank import Rank
-from coordinator.errors import Compacted, Reason, RequestError
+from coordinator.errors import CodecError, Compacted, Reason, RequestError
 from coordinator.ports import (
     Checkpoint,
     Confirmation,
@@ -37,6 +37,8 @@ class MemoryJobStore:
         self.etcd = etcd
         self.types = etcd.types
         self.watching = 0
+        self.garbled: set[str] = set()
+        """Jobs whose record cannot be decoded: a single read says so, others leave it out."""
 
     def commit(self, operation: Operation) -> PendingCommit:
         """Queue one operation."""
@@ -54,6 +56,8 @@ class MemoryJobStore:
     ) -> Snapshot:
         """State, claim, and what else is asked for."""
         self.etcd.reading()
+        if job_id in self.garbled:
+            raise CodecError("planned by the test")
         snapshot = self._snapshot(namespace, job_id)
         if spec:
             snapshot = replace(snapshot, spec=self._value(Slot.SPEC, namespace, job_id))
@@ -66,7 +70,7 @@ class MemoryJobStore:
     async def read_many(self, namespace: str, job_ids: Sequence[str], *, deadline: float) -> list[Snapshot]:
         """State and claim of several jobs."""
         self.etcd.reading()
-        return [self._snapshot(namespace, job_id) for job_id in job_ids]
+        return [self._decoded(namespace, job_id) for job_id in job_ids]
 
     async def list_jobs(
         self,
@@ -80,7 +84,7 @@ class MemoryJobStore:
         """By id; the cursor is the last id examined."""
         self.etcd.reading()
         ids = sorted(w.job_id for w, _ in self.etcd.of_slot(Slot.STATE, namespace) if w.job_id > cursor)
-        page = [self._snapshot(namespace, job_id).stored for job_id in ids[:limit]]
+        page = [self._decoded(namespace, job_id).stored for job_id in ids[:limit]]
         jobs = tuple(s for s in page if s is not None and (states is None or s.job.state in states))
         return JobPage(jobs, ids[limit - 1] if len(ids) > limit else "")
 
@@ -204,6 +208,9 @@ class MemoryJobStore:
     def _deliver(namespace: str, sink: StateSink, revision: int, where: Where, value: Job | None) -> None:
         if where.slot is Slot.STATE and where.namespace == namespace:
             sink.changed(revision, where.job_id, Stored(value, revision) if value is not None else None)
+
+    def _decoded(self, namespace: str, job_id: str) -> Snapshot:
+        return Snapshot(stored=None) if job_id in self.garbled else self._snapshot(namespace, job_id)
 
     def _snapshot(self, namespace: str, job_id: str) -> Snapshot:
         return Snapshot(

@@ -199,3 +199,14 @@ async def test_failures_leave_the_job_for_the_next_run(world: World) -> None:
         await due.run_once("default")
     world.etcd.read_error = None
     assert (await due.run_once("default")).promoted == 1
+
+
+async def test_a_job_that_cannot_be_decoded_keeps_its_due_key(world: World) -> None:
+    await store_job(world.store, a_job(run_at_ms=NOW_MS + 100))
+    await world.clock.advance(0.5)
+    world.store.garbled.add("j1")
+    due = a_pass(world)
+    counts = await due.run_once("default")
+    assert (counts.strays, counts.waiting) == (0, 1)
+    world.store.garbled.clear()
+    assert (await due.run_once("default")).promoted == 1

@@ -320,3 +320,13 @@ async def test_the_checkpoint_goes_to_the_next_attempt(world: World) -> None:
     again = await claim_job(world.store, world.stored())
     assert again.checkpoint is not None
     assert again.checkpoint.data == b"here"
+
+
+async def test_a_record_that_cannot_be_decoded_is_not_called_missing_and_hurts_no_other(world: World) -> None:
+    claimed, other = await world.running(), await world.running("j2")
+    world.store.garbled.add("j1")
+    items = [Settle("j1", complete(claimed)), Settle("j2", complete(other))]
+    garbled, settled = await world.settlement.settle("default", items, world.deadline)
+    assert isinstance(garbled, RequestError)
+    assert garbled.reason is Reason.INTERNAL
+    assert isinstance(settled, Settled)
