@@ -1,0 +1,214 @@
+"""Records: what goes in comes out, and what cannot be read is said to be so."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from coordinator.core.job import Attempt, AttemptOutcome, Claim, Job, JobState, Progress, Terms
+from coordinator.core.rank import Rank
+from coordinator.core.retry import RetryPolicy
+from coordinator.errors import CodecError
+from coordinator.etcd import codec
+from coordinator.etcd.terms_codec import TermsCodec
+from coordinator.ports import Checkpoint, Session, Spec
+from leasekeeper.internal.storage.v1.records_pb2 import StateRecord
+
+ms = st.integers(0, 2**43)
+small = st.integers(0, 1000)
+text = st.text(st.characters(exclude_categories=("Cs",)), max_size=12)
+labels = st.dictionaries(text, text, max_size=3)
+ratios = st.floats(0, 1)
+
+retries = st.builds(
+    RetryPolicy,
+    max_retries=small,
+    initial_ms=ms,
+    multiplier=st.floats(1, 10),
+    cap_ms=ms,
+    jitter=ratios,
+    non_retryable_types=st.lists(text, max_size=2).map(tuple),
+    max_lease_losses=small,
+)
+all_terms = st.builds(
+    Terms,
+    queue=st.just("q"),
+    type=st.just("t"),
+    priority=st.integers(1, 5),
+    labels=labels,
+    submit_ms=ms,
+    due_ms=ms,
+    counter=small,
+    retry=retries,
+    queue_timeout_ms=ms,
+    run_timeout_ms=ms,
+    total_timeout_ms=ms,
+    heartbeat_timeout_ms=ms,
+    unique_key=text,
+    payload_size=small,
+    digest=st.binary(max_size=32),
+    request_digest=st.binary(max_size=16),
+)
+ended = st.builds(
+    Attempt,
+    number=small,
+    session=text,
+    start_ms=ms,
+    token=st.integers(0, 2**63 - 1),
+    end_ms=ms,
+    outcome=st.sampled_from([each for each in AttemptOutcome if each is not AttemptOutcome.RUNNING]),
+    digest=st.binary(max_size=32),
+    failure_type=text,
+    failure_message=text,
+    state_after=st.none() | st.sampled_from(JobState),
+    ready_ms_after=ms,
+)
+under_way = st.builds(Attempt, number=small, session=text, start_ms=ms)
+jobs = st.builds(
+    Job,
+    namespace=st.just("default"),
+    job_id=st.just("j"),
+    terms=all_terms,
+    state=st.sampled_from(JobState),
+    ready_ms=ms,
+    rank=st.builds(Rank, ms, small),
+    attempt=small,
+    failures=small,
+    lease_losses=small,
+    uncharged=small,
+    hold_ms=ms,
+    cancel_requested=st.booleans(),
+    cancel_reason=text,
+    attempts=st.lists(ended | under_way, max_size=8).map(tuple),
+    progress=st.none() | st.builds(Progress, ratio=ratios, note=text),
+    result=st.binary(max_size=20),
+    result_content_type=text,
+    result_size=small,
+    end_reason=text,
+    settle_ms=ms,
+)
+
+
+@given(jobs)
+def test_a_job_is_read_as_it_was_written(job: Job) -> None:
+    jobs_codec = codec.JobCodec()
+    assert jobs_codec.decode("default", "j", jobs_codec.encode(job)) == job
+
+
+@given(jobs, st.lists(all_terms, min_size=6, max_size=10))
+def test_remembered_terms_are_never_taken_for_others(job: Job, others: list[Terms]) -> None:
+    terms = TermsCodec(generation=2)
+    first = terms.encode(job.terms)
+    for other in others:
+        terms.encode(other)
+        terms.encode(job.terms)
+    fresh = TermsCodec()
+    assert [terms.encode(other) for other in others] == [fresh.encode(other) for other in others]
+    assert terms.encode(job.terms) == first
+
+
+@given(
+    st.builds(
+        Claim, session=text, attempt=small, nonce=st.binary(max_size=16), start_ms=ms, queue=text, type=text
+    )
+)
+def test_a_claim_is_read_with_the_token_of_its_key(claim: Claim) -> None:
+    read = codec.decode_claim(codec.encode_claim(claim), 77)
+    assert read.token == 77
+    assert (read.session, read.attempt, read.nonce, read.start_ms, read.queue, read.type) == (
+        claim.session,
+        claim.attempt,
+        claim.nonce,
+        claim.start_ms,
+        claim.queue,
+        claim.type,
+    )
+
+
+@given(
+    st.builds(
+        Checkpoint,
+        attempt=small,
+        sequence=small,
+        data=st.binary(max_size=20),
+        progress=st.none() | st.builds(Progress, ratio=ratios, note=text),
+        saved_ms=ms,
+        revision=st.just(9),
+    )
+)
+def test_a_checkpoint_is_read_as_it_was_written(checkpoint: Checkpoint) -> None:
+    assert codec.decode_checkpoint(codec.encode_checkpoint(checkpoint), 9) == checkpoint
+
+
+@given(labels)
+def test_a_session_is_read_as_it_was_written(some: dict[str, str]) -> None:
+    session = Session(
+        namespace="default",
+        session_id="00000000000000ff",
+        identity="worker",
+        sdk="python",
+        labels=some,
+        opened_ms=5,
+        ttl_ms=10_000,
+        epoch=3,
+        command=2,
+        request_digest=b"d",
+        revision=9,
+    )
+    assert codec.decode_session("default", "00000000000000ff", codec.encode_session(session), 9) == session
+
+
+def test_small_records_are_read_as_they_were_written() -> None:
+    spec = Spec(payload=b"\0\xff", content_type="application/json")
+    assert codec.decode_spec(codec.encode_spec(spec)) == spec
+    assert codec.decode_unique(codec.encode_unique("a/é")) == "a/é"
+    assert codec.decode_result(codec.encode_result(b"r" * 2000, "text/plain")) == b"r" * 2000
+    assert codec.decode_epoch(codec.encode_epoch(12)) == 12
+
+
+DECODERS = [
+    lambda value: codec.JobCodec().decode("default", "j", value),
+    lambda value: codec.decode_claim(value, 1),
+    lambda value: codec.decode_checkpoint(value, 1),
+    lambda value: codec.decode_session("default", "00000000000000ff", value, 1),
+    codec.decode_spec,
+    codec.decode_due,
+    codec.decode_unique,
+    codec.decode_result,
+    codec.decode_epoch,
+]
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+@pytest.mark.parametrize("value", [b"", b"\xff\xff", b"\x08\x02", b"\x08", b"not a record"])
+def test_what_is_no_record_of_a_known_format_is_refused(decode: object, value: bytes) -> None:
+    with pytest.raises(CodecError):
+        decode(value)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("decode", DECODERS)
+@given(value=st.binary(max_size=60))
+def test_any_bytes_are_decoded_or_refused(decode: object, value: bytes) -> None:
+    try:
+        decode(value)  # type: ignore[operator]
+    except CodecError:
+        pass
+
+
+def test_a_record_of_an_unknown_state_is_refused() -> None:
+    value = StateRecord(format=1, state=99)
+    value.terms.queue = "q"
+    value.terms.type = "t"
+    with pytest.raises(CodecError):
+        codec.JobCodec().decode("default", "j", value.SerializeToString())
+
+
+def test_a_record_without_terms_is_refused() -> None:
+    with pytest.raises(CodecError):
+        codec.JobCodec().decode("default", "j", StateRecord(format=1, state=2).SerializeToString())
+
+
+def test_an_epoch_below_one_is_refused() -> None:
+    with pytest.raises(CodecError):
+        codec.decode_epoch(codec.encode_epoch(0))
