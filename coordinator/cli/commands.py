@@ -1,0 +1,28 @@
+"""All commands, registered in one application."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import typer
+
+from coordinator.cli.bench import bench
+from coordinator.cli.demo import demo
+from coordinator.cli.dev import dev
+from coordinator.cli.epoch import epoch
+from coordinator.cli.serve import serve
+
+__all__ = ["commands_entry"]
+
+commands_entry: Final = typer.Typer(
+    name="leasekeeper",
+    help="Hands jobs and named locks to worker processes, one live holder each, with fencing tokens.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+commands_entry.command("serve")(serve)
+commands_entry.command("dev")(dev)
+commands_entry.command("demo")(demo)
+commands_entry.add_typer(bench, name="bench")
+commands_entry.add_typer(epoch, name="epoch")
