@@ -1,4 +1,4 @@
-"""The Python SDK for workers and producers: `Worker`, `JobClient`, and the values and errors that go with them."""
+"""The Python SDK for workers and producers: `Worker`, `JobClient`, and their values and errors."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ from worker_sdk.config import (
     Timeouts,
     TlsConfig,
     WorkerConfig,
+)
+from worker_sdk.context import (
+    Context,
+    Latch,
+    Result,
+    SyncContext,
 )
 from worker_sdk.errors import (
     ClaimHeld,
@@ -74,6 +80,12 @@ from worker_sdk.jobs import (
     RetryPolicy,
     Submitted,
 )
+from worker_sdk.stats import (
+    WorkerStats,
+)
+from worker_sdk.worker import (
+    Worker,
+)
 
 __all__ = [
     "Attempt",
@@ -83,6 +95,7 @@ __all__ = [
     "ClientClosed",
     "ConfigError",
     "ConnectionConfig",
+    "Context",
     "DeadlineExceeded",
     "Draining",
     "DuplicateJob",
@@ -106,6 +119,7 @@ __all__ = [
     "JobTerminal",
     "JobWatch",
     "Keepalive",
+    "Latch",
     "LeasekeeperError",
     "NoRetry",
     "NotClaimable",
@@ -120,6 +134,7 @@ __all__ = [
     "RelockThrottled",
     "RequestError",
     "RequestIdReused",
+    "Result",
     "ResultTooLarge",
     "Retry",
     "RetryConfig",
@@ -129,6 +144,7 @@ __all__ = [
     "SessionNotFound",
     "StorageFull",
     "Submitted",
+    "SyncContext",
     "Timeouts",
     "TlsConfig",
     "TooManyRequests",
@@ -136,6 +152,8 @@ __all__ = [
     "Unauthenticated",
     "Unavailable",
     "ValidationFailed",
+    "Worker",
     "WorkerConfig",
+    "WorkerStats",
     "WrongEventLoop",
 ]

@@ -26,7 +26,7 @@ __all__ = ["main"]
 _GROUP = "leasekeeper.commands"
 _WRONG_USAGE = 2
 _CUT_SHORT = 130
-_INSTALL = "install the service to get them: pip install 'leasekeeper[server]' (for `dev`, `demo` and `bench`: [dev])"
+_INSTALL = "to get the service: pip install 'leasekeeper[server]', with `dev`, `demo` and `bench`: [dev]"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -62,7 +62,11 @@ def _load(entry: EntryPoint) -> Any | None:
     try:
         return entry.load()
     except ModuleNotFoundError as error:
-        if error.name is not None and error.name.partition(".")[0] in {"worker_sdk", "leasekeeper", "coordinator"}:
+        if error.name is not None and error.name.partition(".")[0] in {
+            "worker_sdk",
+            "leasekeeper",
+            "coordinator",
+        }:
             raise
         # A third-party module of the [server] extra.
         print(f"leasekeeper: {error.name} is not installed; {_INSTALL}", file=sys.stderr)
@@ -72,8 +76,12 @@ def _load(entry: EntryPoint) -> Any | None:
 def _worker(given: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="leasekeeper worker", description="Run workers of your own code.")
     actions = parser.add_subparsers(dest="action", required=True)
-    run = actions.add_parser("run", help="run a Worker until SIGTERM or SIGINT; a second signal ends it at once")
-    run.add_argument("target", metavar="MODULE:ATTRIBUTE", help="a worker_sdk.Worker, or a function that makes one")
+    run = actions.add_parser(
+        "run", help="run a Worker until SIGTERM or SIGINT; a second signal ends it at once"
+    )
+    run.add_argument(
+        "target", metavar="MODULE:ATTRIBUTE", help="a worker_sdk.Worker, or a function that makes one"
+    )
     run.add_argument("--drain-timeout", type=float, metavar="SECONDS", help="how long running jobs may go on")
     run.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
     try:
@@ -89,11 +97,23 @@ def _worker(given: list[str]) -> int:
     if options.drain_timeout is not None:
         worker.drain_timeout = options.drain_timeout
     try:
-        asyncio.run(worker.run())
+        return asyncio.run(_run(worker))
     except LeasekeeperError as error:
         print(f"leasekeeper worker run: {error}", file=sys.stderr)
         return 1
-    return _CUT_SHORT if worker.cut_short else 0
+
+
+async def _run(worker: Worker) -> int:
+    await worker.run()
+    code = _CUT_SHORT if worker.stats.cut_short else 0
+    if worker.stats.abandoned:
+        # asyncio.run would wait for handlers that ignore their cancellation. Their jobs are given back
+        # already.
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 class _BadTarget(Exception):

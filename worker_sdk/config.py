@@ -192,7 +192,7 @@ class WorkerConfig:
     claim_loops: int = 0
     threads: int = 0
     drain_timeout: float = 25.0
-    cancel_grace: float = 2.0
+    cancel_grace: float = 1.0
     settle_give_up: float = 60.0
     handle_signals: bool = True
     stall_warning: float = 5.0

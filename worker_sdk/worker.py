@@ -1,0 +1,147 @@
+"""`Worker`: claims jobs, runs their handlers, reports how they ended, and stops cleanly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+
+from worker_sdk._claimer import SESSION_CAPACITY
+from worker_sdk._handlers import AsyncFunction, HandlerTable, SyncFunction
+from worker_sdk._seams import Seams
+from worker_sdk._worker_run import RunPlan, WorkerRun
+from worker_sdk.config import ConnectionConfig, WorkerConfig
+from worker_sdk.errors import ConfigError
+from worker_sdk.stats import WorkerStats
+
+__all__ = ["Worker"]
+
+F = TypeVar("F", bound=AsyncFunction | SyncFunction)
+
+
+class Worker:
+    """Runs the jobs of some queues with the handlers registered on it.
+
+    ::
+
+        worker = Worker("localhost:7400", queues={"email": 8})
+
+        @worker.handler("email.send")
+        async def send(ctx: Context) -> bytes: ...
+
+        asyncio.run(worker.run())
+
+    Args:
+        endpoints: ``host:port[,host:port]``, or a whole `ConnectionConfig`.
+        queues: names, which share *concurrency* slots, or a mapping from each name to slots of its own.
+        concurrency: slots for queues given by name alone.
+        namespace: the namespace; not with a `ConnectionConfig`, which has its own.
+        config: times and sizes.
+        seams: clock, randomness, ids.
+
+    Raises:
+        ConfigError: settings that cannot work.
+    """
+
+    def __init__(
+        self,
+        endpoints: str | ConnectionConfig,
+        *,
+        queues: Mapping[str, int] | Sequence[str],
+        concurrency: int = 16,
+        namespace: str | None = None,
+        config: WorkerConfig | None = None,
+        seams: Seams | None = None,
+    ) -> None:
+        self._connection = ConnectionConfig.of(endpoints, namespace)
+        self._config = config or WorkerConfig()
+        self._seams = seams or Seams()
+        if isinstance(queues, str):
+            raise ConfigError(f"queues is the text {queues!r}: give a list of names, or a mapping to slots")
+        self._limits: dict[tuple[str, ...], int] = (
+            {(queue,): limit for queue, limit in queues.items()}
+            if isinstance(queues, Mapping)
+            else {tuple(queues): concurrency}
+        )
+        total = sum(self._limits.values())
+        if not all(self._limits) or min(self._limits.values(), default=0) < 1:
+            raise ConfigError(f"queues is {queues!r}: give at least one queue, each with at least one slot")
+        if total > SESSION_CAPACITY:
+            raise ConfigError(f"{total} slots are too many for one session: at most {SESSION_CAPACITY}")
+        self._table = HandlerTable()
+        self.drain_timeout = self._config.drain_timeout
+        self.stats = WorkerStats()
+        self._ready = asyncio.Event()
+        self._run: WorkerRun | None = None
+        self._stop_early = False
+
+    def handler(self, type: str, *, queues: Iterable[str] = ()) -> Callable[[F], F]:
+        """Return a decorator that registers a function for jobs of *type*.
+
+        An ``async def`` runs on the event loop and gets a `Context`; a plain function runs in a thread of the
+        worker's own and gets a `SyncContext`. What they may return and raise stands in `worker_sdk.context`.
+
+        Args:
+            type: the jobs' type.
+            queues: only jobs from these queues; empty: from all that the worker serves.
+
+        Raises:
+            ConfigError: a bad name, or a second handler for one type.
+        """
+
+        def register(function: F) -> F:
+            self._table.add(type, function, tuple(queues))
+            return function
+
+        return register
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether a second signal, or `stop` with now, ended the drain before its time."""
+        return self.stats.cut_short
+
+    async def run(self) -> None:
+        """Work until stopped: by SIGTERM, SIGINT, `stop`, or the coordinator.
+
+        On a stop: claim nothing more; let handlers end for up to `drain_timeout` seconds; cancel the rest;
+        give their jobs back uncharged; close the session. A second signal cuts the drain short. Beats go on
+        until the last handler has settled.
+
+        Raises:
+            LeasekeeperError: the coordinator refuses this worker (permission, bad settings).
+            ConfigError: a queue has no handler, or the worker runs already.
+        """
+        if self._run is not None:
+            raise ConfigError("this worker runs already")
+        for queues in self._limits:
+            self._table.wanted(queues)
+        plan = RunPlan(
+            connection=self._connection,
+            config=self._config,
+            drain_timeout=self.drain_timeout,
+            limits=self._limits,
+            table=self._table,
+            stats=self.stats,
+            seams=self._seams,
+        )
+        self._run = WorkerRun(plan, self._ready)
+        try:
+            if self._stop_early:
+                self._run.stop()
+            await self._run.work()
+        finally:
+            self._run, self._stop_early, self._ready = None, False, asyncio.Event()
+
+    def stop(self, *, now: bool = False) -> None:
+        """Ask the worker to stop, as a signal does.
+
+        *now*: without waiting for handlers. Call it on its loop.
+        """
+        if self._run is None:
+            self._stop_early = True
+        else:
+            self._run.stop(now=now)
+
+    async def ready(self) -> None:
+        """Wait until the worker has a session. Call it on its loop."""
+        await self._ready.wait()
