@@ -112,9 +112,13 @@ class JobClient:
                 outcomes.append(())
                 outcomes[place] = await self._send(batch, self._timeout(timeout))
 
-        async with asyncio.TaskGroup() as group:
-            senders = [group.create_task(send()) for _ in range(max(1, concurrency))]
-        del senders
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(max(1, concurrency)):
+                    group.create_task(send())
+        except ExceptionGroup as errors:
+            # One refused call cancels the others; callers look for the error itself, not for a group.
+            raise errors.exceptions[0] from None
         return [one for batch in outcomes for one in batch]
 
     def _batches(self, jobs: Iterable[JobSpec], base: str) -> Iterable[PreparedBatch]:
@@ -138,7 +142,7 @@ class JobClient:
         deadline = seams.now() + timeout
         failures = 0
         while True:
-            results = await self._calls.submit_batch(batch, timeout=deadline - seams.now())
+            results = await self._calls.submit_batch(batch, timeout=max(0.001, deadline - seams.now()))
             open_errors = [one.error for one in results if one.error is not None and repeatable(one.error)]
             if not open_errors:
                 return results
