@@ -18,11 +18,12 @@ from coordinator.core import machine
 from coordinator.core.effects import Slot
 from coordinator.core.job import JobState
 from tests.property.memory_store import Read
-from tests.property.shadow import Order
+from tests.property.shadow import FREE, Order
 from tests.property.world import IDS, Act, World
 
 PICK = st.integers(0, 30)
 DIGESTS = st.sampled_from([b"a", b"b"])
+DELAYS = st.sampled_from([None, 0, 700])
 HOW = st.sampled_from(["complete", "fail", "fail", "release"])
 ORDERS = st.builds(
     Order,
@@ -33,7 +34,7 @@ ORDERS = st.builds(
     due_in=st.sampled_from([0, 0, -5_000, 3_000]),
     run_in=st.sampled_from([0, 0, 0, 2_000]),
     queue_timeout=st.sampled_from([0, 0, 8_000]),
-    total_timeout=st.sampled_from([0, 0, 40_000]),
+    total_timeout=st.sampled_from([0, 0, 7_000, 40_000]),
     content=st.integers(0, 1),
 )
 
@@ -45,11 +46,13 @@ class Fleet(World):
 
     @initialize(orders=st.lists(ORDERS, min_size=6, max_size=6))
     def open(self, orders: list[Order]) -> None:
-        """Three sessions and six jobs."""
+        """Three sessions and six jobs, some of them claimed."""
         for _ in range(3):
             self._new_session()
-        for job_id, order in zip(IDS, orders, strict=False):
+        for turn, (job_id, order) in enumerate(zip(IDS, orders, strict=False)):
             self._submit(job_id, order)
+            if turn % 2:
+                self._do(self._claim_of(job_id, turn))
 
     @rule(ms=st.sampled_from([1, 900, 1_500, 4_000, 9_000]))
     def time_passes(self, ms: int) -> None:
@@ -60,6 +63,13 @@ class Fleet(World):
         """A new job, or one more try with an id that is taken."""
         self._submit(IDS[pick % len(IDS)], order)
 
+    @rule(pick=PICK)
+    def submit_the_same_again(self, pick: int) -> None:
+        """Its producer never got the answer."""
+        job_id = IDS[pick % len(IDS)]
+        if job_id in self.shadows:
+            self._submit(job_id, self.shadows[job_id].order)
+
     @precondition(lambda self: self._with(lambda s: s.ended))
     @rule(pick=PICK, order=ORDERS)
     def delete_and_resubmit(self, pick: int, order: Order) -> None:
@@ -68,10 +78,14 @@ class Fleet(World):
         self._submit(job_id, order)
 
     @precondition(lambda self: self._with(lambda s: s.state is JobState.PENDING))
-    @rule(pick=PICK, session=PICK, stale=st.booleans())
-    def claim(self, pick: int, session: int, stale: bool) -> None:
-        job_id = self._choose(pick, lambda s: s.state is JobState.PENDING)
-        self._do(self._claim_of(job_id, session), stale=stale)
+    @rule(pick=PICK, count=st.integers(1, 4), stale=st.booleans())
+    def claim(self, pick: int, count: int, stale: bool) -> None:
+        """Up to ``count`` waiting jobs, by several sessions."""
+        for turn in range(min(count, len(self._with(lambda s: s.state is JobState.PENDING)))):
+            self._do(
+                self._claim_of(self._choose(pick, lambda s: s.state is JobState.PENDING), pick + turn),
+                stale=stale,
+            )
 
     @precondition(lambda self: self._with(lambda s: s.state is JobState.PENDING))
     @rule(pick=PICK)
@@ -95,7 +109,7 @@ class Fleet(World):
         pick=PICK,
         how=HOW,
         digest=DIGESTS,
-        delay=st.sampled_from([None, 0, 700]),
+        delay=DELAYS,
         final=PICK,
         big=st.booleans(),
     )
@@ -206,8 +220,10 @@ class Fleet(World):
             self._do(self._settlement(job_id, how, token, b"a", delay=0))
 
     @precondition(lambda self: self._with(lambda s: s.state is JobState.PENDING))
-    @rule(pick=PICK, how=HOW, big=st.booleans(), saves=st.booleans())
-    def one_attempt_from_claim_to_settlement(self, pick: int, how: str, big: bool, saves: bool) -> None:
+    @rule(pick=PICK, how=HOW, delay=DELAYS, big=st.booleans(), saves=st.booleans())
+    def one_attempt_from_claim_to_settlement(
+        self, pick: int, how: str, delay: int | None, big: bool, saves: bool
+    ) -> None:
         job_id = self._choose(pick, lambda s: s.state is JobState.PENDING)
         self._do(self._claim_of(job_id, pick))
         if self.shadows[job_id].held:
@@ -215,7 +231,7 @@ class Fleet(World):
             if saves:
                 assert self.store.save_checkpoint(job_id, token)
                 self.shadows[job_id].checkpoint = True
-            self._do(self._settlement(job_id, how, token, b"a", delay=0, big=big))
+            self._do(self._settlement(job_id, how, token, b"a", delay=delay, big=big))
 
     @rule(stale=st.booleans())
     def sweep_of_due_jobs(self, stale: bool) -> None:
@@ -245,16 +261,23 @@ class Fleet(World):
         self._do(act, stale=stale)
 
     @precondition(lambda self: self._with(lambda s: s.state is JobState.PENDING))
-    @rule(pick=PICK, times=st.sampled_from([2, 9, 22]))
-    def circle(self, pick: int, times: int) -> None:
-        """A worker that takes a job and gives it back, over and over: it has an end."""
+    @rule(pick=PICK, times=st.sampled_from([2, 23]), taken=st.booleans())
+    def circle(self, pick: int, times: int, taken: bool) -> None:
+        """A worker that takes a job and gives it back, over and over; ``taken``: till it is taken away."""
+        if times > 2 and pick % 3:
+            return
         job_id = self._choose(pick, lambda s: s.state is JobState.PENDING)
         for turn in range(times):
             self._do(self._claim_of(job_id, turn))
-            if not self.shadows[job_id].held:
+            shadow = self.shadows[job_id]
+            if not shadow.held:
                 break
-            token = self.shadows[job_id].runs[-1].token
-            self._do(self._settlement(job_id, "release", token, b"a", delay=0))
+            if taken and shadow.uncharged >= FREE:
+                self._do(self._taking(job_id, c.Taken.UNDELIVERED, 2_000))
+                self.now += 2_000
+                self._do(Act(job_id=job_id, command=c.FallDue(), expected=lambda s: s.fall_due(self.now)))
+            else:
+                self._do(self._settlement(job_id, "release", shadow.runs[-1].token, b"a", delay=0))
 
     @rule(pick=PICK)
     def repair(self, pick: int) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 from hypothesis.stateful import RuleBasedStateMachine
 
@@ -33,7 +35,14 @@ class Act:
 
 
 class World(RuleBasedStateMachine):
-    """Store, shadows and clock, and one way to give a command."""
+    """Store, shadows and clock, and one way to give a command.
+
+    ``reached`` and ``answers`` count, over all runs of the process, the transitions committed and the
+    answers that wrote nothing: a run that never gets somewhere proves nothing about it.
+    """
+
+    reached: ClassVar[Counter[tuple[JobState, type, JobState | None]]] = Counter()
+    answers: ClassVar[Counter[tuple[type, str]]] = Counter()
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,8 +69,12 @@ class World(RuleBasedStateMachine):
             outcome = machine.decide(read.job, read.claim, act.command, self.now)
             if isinstance(outcome, machine.Decision):
                 if self._commit(act, read, outcome):
+                    if read.job is not None:
+                        target = outcome.job.state if outcome.job is not None else None
+                        self.reached[read.job.state, type(act.command), target] += 1
                     return self._judge(act, "done", outcome)
             elif not given:
+                self.answers[type(act.command), _verdict(outcome)] += 1
                 return self._judge(act, _verdict(outcome), outcome)
             given, read = False, self.store.read(act.job_id)
         raise AssertionError(f"no end of lost guards for {act.command}")
