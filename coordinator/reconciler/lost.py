@@ -59,6 +59,8 @@ class LostConfig:
     max_queued: int = 200_000
     page: int = 200
     pace_s: float = 0.02
+    share: float = 0.05
+    first_share: float = 0.5
 
 
 @dataclass(slots=True)
@@ -108,6 +110,7 @@ class LostPass:
         self._queue: dict[tuple[str, str], _Queued] = {}
         self._wake = asyncio.Event()
         self._sweep_wanted: set[str] = set()
+        self._swept: set[str] = set()
 
     @property
     def queued(self) -> int:
@@ -162,8 +165,10 @@ class LostPass:
         """
         counts = LostCounts()
         cursor = ""
+        share = self._config.share if namespace in self._swept else self._config.first_share
         while True:
-            deadline = self._clock.monotonic() + self._config.timeout_s
+            began = self._clock.monotonic()
+            deadline = began + self._config.timeout_s
             page = await self._store.list_jobs(
                 namespace, cursor=cursor, limit=self._config.page, deadline=deadline, states=_RUNNING
             )
@@ -171,8 +176,10 @@ class LostPass:
             await self._judge(namespace, [_Queued(one, 0.0) for one in found], counts)
             cursor = page.cursor
             if not cursor:
+                self._swept.add(namespace)
                 return counts
-            await self._clock.sleep(self._config.pace_s)
+            busy = self._clock.monotonic() - began
+            await self._clock.sleep(max(self._config.pace_s, busy * (1 / share - 1)))
 
     async def sweep(self) -> bool:
         """Sweep the namespaces that this coordinator prefers, and those with too many suspicions.

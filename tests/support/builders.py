@@ -20,6 +20,7 @@ __all__ = [
     "a_new_job",
     "a_session",
     "claim_job",
+    "claim_operation",
     "open_session",
     "store_job",
     "terms",
@@ -118,26 +119,33 @@ async def store_job(store: JobStore, job: Job, *, payload: bytes = b"{}") -> Sto
     return commit.stored
 
 
-async def claim_job(store: JobStore, stored: Stored, session: str | Session = "00000000000000a1") -> Commit:
+async def claim_job(
+    store: JobStore, stored: Stored, session: str | Session = "00000000000000a1", *, now_ms: int = NOW_MS
+) -> Commit:
     """Claim a waiting job for an open session; the commit must win."""
-    session_id = session if isinstance(session, str) else session.session_id
-    claim = a_claim(stored.job, session_id)
-    outcome = decide(stored.job, None, ClaimIt(claim=claim), claim.start_ms)
-    assert isinstance(outcome, Decision), outcome
-    commit = await store.commit(
-        Operation(
-            guard=outcome.guard,
-            before=stored,
-            after=outcome.job,
-            writes=effects(stored.job, outcome.job),
-            deadline=FAR,
-            claim=claim,
-            want_spec=True,
-            want_checkpoint=True,
-        )
-    )
+    commit = await store.commit(claim_operation(stored, session, now_ms=now_ms))
     assert commit.won, commit
     return commit
+
+
+def claim_operation(
+    stored: Stored, session: str | Session = "00000000000000a1", *, now_ms: int = NOW_MS
+) -> Operation:
+    """The operation that claims a waiting job for a session."""
+    session_id = session if isinstance(session, str) else session.session_id
+    claim = a_claim(stored.job, session_id, start_ms=now_ms)
+    outcome = decide(stored.job, None, ClaimIt(claim=claim), claim.start_ms)
+    assert isinstance(outcome, Decision), outcome
+    return Operation(
+        guard=outcome.guard,
+        before=stored,
+        after=outcome.job,
+        writes=effects(stored.job, outcome.job),
+        deadline=FAR,
+        claim=claim,
+        want_spec=True,
+        want_checkpoint=True,
+    )
 
 
 async def open_session(sessions: SessionStore, session: Session | None = None) -> Session:
