@@ -1,0 +1,213 @@
+"""Operations as guarded Txns: the table of docs/keys.md, compare by compare."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from coordinator.core import commands as c
+from coordinator.core.effects import effects
+from coordinator.core.fencing import make_token
+from coordinator.core.job import Claim, Job, Terms
+from coordinator.core.machine import Decision, Guard, decide
+from coordinator.errors import CodecError
+from coordinator.etcd import codec, wire
+from coordinator.etcd.keys import KeySpace
+from coordinator.etcd.set_aside import SetAside
+from coordinator.etcd.txn import TxnCodec
+from coordinator.ports import Operation, Spec, Stored
+from leasekeeper.internal.etcd.v1.kv_pb2 import KeyValue, RequestOp, ResponseOp
+
+NOW = 1_700_000_000_000
+SPACE = KeySpace("/r")
+KEYS = SPACE.namespace("default")
+SESSION = "00000000000000ff"
+TERMS = Terms(queue="q", type="t", submit_ms=NOW, digest=b"d", unique_key="u")
+
+
+def txn_codec() -> TxnCodec:
+    return TxnCodec(SPACE, codec.JobCodec(), epoch=lambda: 3, set_aside=SetAside(), now_ms=lambda: NOW)
+
+
+def decided(job: Job | None, claim: Claim | None, command: c.Command) -> Decision:
+    outcome = decide(job, claim, command, NOW)
+    assert isinstance(outcome, Decision)
+    return outcome
+
+
+PENDING = decided(None, None, c.Submit(namespace="default", job_id="j", terms=TERMS)).job
+assert PENDING is not None
+CLAIM = Claim(session=SESSION, attempt=1, nonce=b"n", start_ms=NOW, queue="q", type="t")
+RUNNING = decided(PENDING, None, c.ClaimIt(claim=CLAIM)).job
+assert RUNNING is not None
+TOKEN = make_token(3, 55)
+HELD = replace(CLAIM, token=TOKEN)
+DONE = decided(RUNNING, HELD, c.Complete(token=TOKEN, digest=b"c")).job
+assert DONE is not None
+
+
+def operation(
+    guard: Guard, before: Job | None, after: Job | None, revision: int = 55, **more: object
+) -> Operation:
+    return Operation(
+        guard=guard,
+        before=Stored(before, revision) if before is not None else None,
+        after=after,
+        writes=effects(before, after),
+        deadline=1.0,
+        **more,  # type: ignore[arg-type]
+    )
+
+
+SUBMIT = operation(Guard.ABSENT, None, PENDING, spec=Spec(payload=b"p"))
+TAKE = operation(Guard.READY, PENDING, RUNNING, claim=CLAIM, want_spec=True, want_checkpoint=True)
+SETTLE = operation(Guard.HELD, RUNNING, DONE, token=TOKEN)
+
+
+def puts(op: Operation, lease: int = 0) -> dict[bytes, tuple[bytes, int]]:
+    found = {}
+    for piece in txn_codec().compile(op, lease).guarded.thens:
+        request = RequestOp.FromString(piece)
+        if request.HasField("request_put"):
+            found[request.request_put.key] = (request.request_put.value, request.request_put.lease)
+    return found
+
+
+def deletes(op: Operation) -> set[bytes]:
+    requests = [RequestOp.FromString(piece) for piece in txn_codec().compile(op, 9).guarded.thens]
+    return {r.request_delete_range.key for r in requests if r.HasField("request_delete_range")}
+
+
+def test_submit_compares_state_and_unique_absent_and_reads_state_before_unique() -> None:
+    guarded = txn_codec().compile(SUBMIT).guarded
+    assert guarded.compares == (wire.create_eq(KEYS.state("j"), 0), wire.create_eq(KEYS.unique("q", "u"), 0))
+    assert guarded.elses == (wire.get(KEYS.state("j")), wire.get(KEYS.unique("q", "u")))
+    assert guarded.lanes == (KEYS.state("j"), KEYS.unique("q", "u"))
+
+
+def test_state_and_ready_are_one_value() -> None:
+    written = puts(SUBMIT)
+    assert written[KEYS.state("j")] == written[KEYS.ready("q", "t", PENDING.rank, "j")]
+
+
+def test_a_claim_compares_ready_state_claim_and_witness() -> None:
+    guarded = txn_codec().compile(TAKE).guarded
+    assert guarded.compares == (
+        wire.mod_eq(KEYS.ready("q", "t", PENDING.rank, "j"), 55),
+        wire.mod_eq(KEYS.state("j"), 55),
+        wire.create_eq(KEYS.claim("j"), 0),
+        wire.lease_eq(KEYS.session(SESSION), 0xFF),
+    )
+    assert guarded.elses == (
+        wire.get(KEYS.state("j")),
+        wire.get(KEYS.claim("j")),
+        wire.get(KEYS.session(SESSION)),
+    )
+    assert guarded.thens[-2:] == (wire.get(KEYS.spec("j")), wire.get(KEYS.checkpoint("j")))
+    assert guarded.reply_bytes > TERMS.payload_size
+
+
+def test_only_the_claim_lies_on_the_sessions_lease() -> None:
+    leases = {key: lease for key, (_, lease) in puts(TAKE).items()}
+    assert leases == {KEYS.state("j"): 0, KEYS.claim("j"): 0xFF}
+    assert deletes(TAKE) == {KEYS.ready("q", "t", PENDING.rank, "j")}
+
+
+def test_a_settlement_compares_token_and_state_and_retires_the_record() -> None:
+    guarded = txn_codec().compile(SETTLE, 9).guarded
+    assert guarded.compares == (wire.create_eq(KEYS.claim("j"), 55), wire.mod_eq(KEYS.state("j"), 55))
+    assert guarded.retention == 9
+    assert {key: lease for key, (_, lease) in puts(SETTLE, 9).items()} == {KEYS.state("j"): 9}
+    assert deletes(SETTLE) == {
+        KEYS.claim("j"),
+        KEYS.spec("j"),
+        KEYS.checkpoint("j"),
+        KEYS.unique("q", "u"),
+    }
+    assert KEYS.unique("q", "u") in guarded.lanes
+
+
+def test_a_loss_compares_that_nobody_holds_it() -> None:
+    after = decided(RUNNING, None, c.Lose()).job
+    guarded = txn_codec().compile(operation(Guard.UNHELD, RUNNING, after)).guarded
+    assert guarded.compares == (wire.create_eq(KEYS.claim("j"), 0), wire.mod_eq(KEYS.state("j"), 55))
+
+
+def test_other_changes_compare_the_record_as_read() -> None:
+    after = decided(RUNNING, HELD, c.Cancel(reason="r")).job
+    op = operation(Guard.STATE, RUNNING, after, cancelled_by="me")
+    guarded = txn_codec().compile(op).guarded
+    assert guarded.compares == (wire.mod_eq(KEYS.state("j"), 55),)
+    assert KEYS.cancel("j") in puts(op)
+
+
+@pytest.mark.parametrize("guard", [Guard.READY, Guard.HELD, Guard.UNHELD, Guard.STATE])
+def test_a_guard_on_nothing_is_refused(guard: Guard) -> None:
+    with pytest.raises(ValueError, match="as read"):
+        txn_codec().compile(operation(guard, RUNNING, DONE, revision=0, token=TOKEN, claim=CLAIM))
+
+
+def kv(key: bytes, value: bytes, revision: int, lease: int = 0) -> ResponseOp:
+    found = ResponseOp()
+    found.response_range.kvs.append(
+        KeyValue(key=key, value=value, create_revision=revision, mod_revision=revision, lease=lease)
+    )
+    return found
+
+
+def nothing() -> ResponseOp:
+    found = ResponseOp()
+    found.response_range.SetInParent()
+    return found
+
+
+def test_a_win_tells_token_record_and_spec() -> None:
+    what = txn_codec()
+    plan = what.compile(TAKE)
+    written = [ResponseOp() for _ in range(plan.reads_at)]
+    spec = kv(KEYS.spec("j"), codec.encode_spec(Spec(payload=b"p")), 5)
+    commit = what.won(plan, 88, [*written, spec, nothing()])
+    assert commit.won
+    assert commit.token == make_token(3, 88)
+    assert commit.stored == Stored(RUNNING, 88)
+    assert commit.spec == Spec(payload=b"p")
+    assert commit.checkpoint is None
+
+
+def test_a_loss_tells_holder_record_and_whether_the_session_is_gone() -> None:
+    what = txn_codec()
+    plan = what.compile(TAKE)
+    state = kv(KEYS.state("j"), codec.JobCodec().encode(RUNNING), 60)
+    claim = kv(KEYS.claim("j"), codec.encode_claim(CLAIM), 60, lease=0xFF)
+    for witness, gone in ((nothing(), True), (kv(KEYS.session(SESSION), b"", 4, lease=0xFF), False)):
+        commit = what.lost(plan, 99, [state, claim, witness], resent=True)
+        assert not commit.won
+        assert commit.resent
+        assert commit.stored == Stored(RUNNING, 60)
+        assert commit.claim == replace(CLAIM, token=make_token(3, 60))
+        assert commit.session_gone is gone
+
+
+def test_a_duplicate_is_told_its_owner() -> None:
+    what = txn_codec()
+    owner = kv(KEYS.unique("q", "u"), codec.encode_unique("other"), 7)
+    commit = what.lost(what.compile(SUBMIT), 99, [nothing(), owner], resent=False)
+    assert commit.stored is None
+    assert commit.unique_owner == "other"
+
+
+def test_an_undecodable_record_in_the_way_decides_nothing() -> None:
+    what = txn_codec()
+    broken = kv(KEYS.state("j"), b"\xff", 60)
+    with pytest.raises(CodecError):
+        what.lost(what.compile(SETTLE), 99, [broken, nothing()], resent=False)
+
+
+def test_an_undecodable_spec_costs_no_claim() -> None:
+    what = txn_codec()
+    plan = what.compile(TAKE)
+    written = [ResponseOp() for _ in range(plan.reads_at)]
+    commit = what.won(plan, 88, [*written, kv(KEYS.spec("j"), b"\xff", 5), nothing()])
+    assert commit.won
+    assert commit.spec is None
