@@ -182,6 +182,22 @@ class ChildProcess:
             child.wait()
         self._release()
 
+    def wait(self, *, timeout: float) -> int:
+        """Wait until the process has ended by itself, reap it, and return its exit code (negative: a signal).
+
+        Raises:
+            TimeoutError: it still runs after *timeout* seconds.
+        """
+        child = self._child
+        if child is None:
+            raise RuntimeError(f"{self.command[0]} is not running")
+        try:
+            code = child.wait(timeout)
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(f"{self.command[0]} still runs after {timeout} s") from error
+        self._release()
+        return code
+
     def pause(self) -> None:
         """Freeze the process (SIGSTOP): its sockets stay open, nothing answers."""
         os.kill(self.pid, signal.SIGSTOP)

@@ -1,0 +1,58 @@
+"""One etcd and one coordinator that all harmless cases of a module share; those that hurt them start own."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+
+from coordinator.embedded.etcd_process import EtcdOptions, EtcdProcess
+from tests.fault.support.calls import Calls
+from tests.fault.support.court import Court
+from tests.fault.support.processes import Coordinator
+from tests.fault.support.sink import Sink
+from tests.support.services import ETCD_VERSION_VARIABLE, EtcdFactory
+
+
+@pytest.fixture(scope="session")
+def shared(etcd_server: EtcdProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
+    """A coordinator on the session's etcd; no test may stop, freeze or cut it off."""
+    coordinator = Coordinator(etcd_server.endpoints, tmp_path_factory.mktemp("shared"))
+    coordinator.start_blocking()
+    yield coordinator
+    asyncio.run(coordinator.kill())
+
+
+@pytest.fixture
+def sink(tmp_path: Path) -> Sink:
+    """A fresh sink."""
+    return Sink(tmp_path / "sink.sqlite").create()
+
+
+@pytest.fixture
+def court(etcd_server: EtcdProcess, namespace: str, sink: Sink) -> Court:
+    """The judge of this test's namespace on the shared etcd."""
+    return Court(etcd_server.endpoints, namespace, sink)
+
+
+@pytest.fixture
+async def calls(shared: Coordinator, namespace: str) -> AsyncIterator[Calls]:
+    """Raw calls to the shared coordinator; none may outlive its deadline (oracle O5)."""
+    async with Calls(shared.endpoint, namespace) as made:
+        yield made
+    assert made.late == []
+
+
+@pytest.fixture
+def own_etcd(etcd_factory: EtcdFactory) -> EtcdProcess:
+    """An etcd of this test alone, of the version under test."""
+    return etcd_factory(EtcdOptions(version=os.environ.get(ETCD_VERSION_VARIABLE, "")))
+
+
+@pytest.fixture
+def own_court(own_etcd: EtcdProcess, namespace: str, sink: Sink) -> Court:
+    """The judge on the test's own etcd."""
+    return Court(own_etcd.endpoints, namespace, sink)
