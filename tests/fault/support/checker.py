@@ -142,9 +142,6 @@ class _Replay:
             tokens = self.tokens[job_id]
             if any(later <= earlier for earlier, later in pairwise(tokens)):
                 self.bad.append(f"{job_id}: tokens did not grow: {tokens}")
-            for attempt in self.attempts[job_id].values():
-                if attempt.token and attempt.token not in tokens:
-                    self.bad.append(f"{job_id}: settled under token {attempt.token}, which nobody held")
 
     def _put(self, entry: KeyValue, touched: dict[str, bool]) -> None:
         kind, *parts = entry.key.removeprefix(self.history.root).split(b"/")
@@ -187,6 +184,8 @@ class _Replay:
     def _settled(self, job_id: str, job: Job, attempt: Attempt) -> None:
         key = (job.terms.submit_ms, attempt.number)
         known = self.attempts[job_id].setdefault(key, attempt)
+        if attempt.token and attempt.token not in self.tokens[job_id]:
+            self.bad.append(f"{job_id}: settled under token {attempt.token}, which nobody held")
         if known != attempt:
             self.bad.append(f"{job_id}: attempt {attempt.number} ended twice: {known} and {attempt}")
 
