@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from coordinator.core import commands as c
-from coordinator.core.fencing import split_token
+from coordinator.core.fencing import make_token, split_token
 from coordinator.core.job import JobState
+from coordinator.embedded.etcd_process import EtcdProcess
 from tests.integration.store.conftest import Harness
+from tests.support.etcd_oracle import keys_in_etcd
 
 
 async def test_a_submitted_job_is_stored_whole_and_waits(harness: Harness) -> None:
@@ -102,3 +104,101 @@ async def test_cancel_of_a_running_job_puts_a_cancel_key(harness: Harness) -> No
     done = await harness.complete(asked.stored, token)
     assert done.won
     assert keys.cancel("j1") not in await harness.keys()
+
+
+async def test_a_second_submit_is_told_what_stands_there(harness: Harness) -> None:
+    first = await harness.submitted("j1", unique_key="u")
+    again = await harness.submit("j1", unique_key="u")
+    assert not again.won
+    assert again.stored == first
+    duplicate = await harness.submit("j2", unique_key="u")
+    assert not duplicate.won
+    assert duplicate.stored is None
+    assert duplicate.unique_owner == "j1"
+
+
+async def test_a_unique_key_is_free_after_the_end(harness: Harness) -> None:
+    stored, token = await harness.claimed("j1", unique_key="u")
+    assert (await harness.complete(stored, token)).won
+    assert (await harness.submit("j2", unique_key="u")).won
+
+
+async def test_two_claims_of_one_job_in_one_breath_have_one_winner(harness: Harness) -> None:
+    stored = await harness.submitted("j1")
+    await harness.open_session()
+    under_way = [harness.claim(stored, nonce=bytes([number])) for number in range(20)]
+    commits = [await pending for pending in under_way]
+    assert [commit.won for commit in commits] == [True] + [False] * 19
+    assert {commit.claim.nonce for commit in commits if commit.claim is not None} == {b"\0"}
+
+
+async def test_a_claim_on_an_outdated_record_is_lost(harness: Harness) -> None:
+    stored = await harness.submitted("j1")
+    await harness.open_session()
+    changed = await harness.store.jobs.commit(harness.operation(stored, c.Update(priority=1)))
+    assert changed.won
+    lost = await harness.claim(stored)
+    assert not lost.won
+    assert lost.claim is None
+    assert lost.stored == changed.stored
+
+
+async def test_a_job_is_lost_only_once_its_claim_is_gone(harness: Harness) -> None:
+    stored, token = await harness.claimed("j1")
+    assert harness.session is not None
+    lose = harness.operation(stored, c.Lose(token=token))
+    refused = await harness.store.jobs.commit(lose)
+    assert not refused.won
+    assert refused.claim is not None
+    await harness.store.sessions.close(
+        harness.namespace, harness.session.session_id, deadline=harness.deadline()
+    )
+    lost = await harness.store.jobs.commit(harness.operation(stored, c.Lose(token=token)))
+    assert lost.won
+    assert lost.stored is not None
+    assert lost.stored.job.state is JobState.PENDING
+    assert lost.stored.job.lease_losses == 1
+    late = await harness.complete(stored, token)
+    assert not late.won
+
+
+async def test_a_token_of_another_epoch_is_stale_everywhere(harness: Harness) -> None:
+    stored, token = await harness.claimed("j1")
+    foreign = make_token(harness.store.present.epoch + 1, split_token(token).revision)
+    lost = await harness.complete(stored, foreign)
+    assert not lost.won
+    assert lost.claim is not None
+    assert lost.claim.token == token
+
+
+async def test_tokens_grow_over_deletion_and_resubmission(harness: Harness) -> None:
+    tokens = []
+    for _ in range(3):
+        stored, token = await harness.claimed("j1")
+        tokens.append(token)
+        done = await harness.complete(stored, token)
+        assert done.stored is not None
+        assert (await harness.store.jobs.commit(harness.operation(done.stored, c.Delete()))).won
+    assert tokens == sorted(set(tokens))
+
+
+async def test_an_independent_client_sees_the_keys_of_the_table(
+    harness: Harness, etcd_server: EtcdProcess
+) -> None:
+    stored, token = await harness.claimed("j1", unique_key="u")
+    assert harness.session is not None
+    keys = harness.store.space.namespace(harness.namespace)
+    prefix = keys.state("j1").rpartition(b"/state/")[0] + b"/"
+    seen = await keys_in_etcd(etcd_server.endpoint, prefix)
+    assert set(seen) == {
+        keys.spec("j1"),
+        keys.state("j1"),
+        keys.claim("j1"),
+        keys.unique("q", "u"),
+        keys.session(harness.session.session_id),
+    }
+    claim = seen[keys.claim("j1")]
+    assert claim.create_revision == split_token(token).revision == seen[keys.state("j1")].mod_revision
+    assert claim.lease == int(harness.session.session_id, 16)
+    assert seen[keys.state("j1")].lease == 0
+    assert stored.revision == claim.create_revision
