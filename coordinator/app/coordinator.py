@@ -69,8 +69,13 @@ class Coordinator:
         self.started = asyncio.Event()
         self.health = Health(SERVICES)
         self.address = ""
-        self.parts: Parts | None = None
+        self._guard: CallGuard | None = None
         self.defects: list[str] = []
+
+    @property
+    def calls(self) -> int:
+        """Unary calls under way."""
+        return self._guard.calls if self._guard is not None else 0
 
     def stop(self) -> None:
         """Stop in order; the second time: now. Does not wait, ``run`` returns when it is done."""
@@ -88,12 +93,12 @@ class Coordinator:
         settings = self._settings
         tokens = TokenTable.load(settings.auth.tokens_file) if settings.auth.tokens_file else None
         guard = CallGuard(self._clock, self._entropy, tokens, guard_config(settings.server))
+        self._guard = guard
         server = RpcServer(listen_config(settings.server))
         self.address = server.bind()
         parts = compose(
             settings, self._clock, self._entropy, endpoint=self.address, version=software_version()
         )
-        self.parts = parts
         server.register(guard, self.health, parts.jobs, parts.workers)
         await server.start()
         _LOG.info("listening", extra={"address": self.address, "etcd": settings.etcd.endpoints})
