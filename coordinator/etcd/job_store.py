@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Generator
+from collections.abc import Awaitable, Callable, Generator
 from typing import Final
 
 from coordinator.core.fencing import split_token
@@ -46,10 +46,13 @@ _BUCKET_ROUNDS: Final = 3
 class _Pending:
     """One operation on its way. Awaited once; no task and no callback of its own."""
 
-    __slots__ = ("_commit", "_future", "_plan", "_store")
+    __slots__ = ("_again", "_commit", "_future", "_plan", "_store")
 
-    def __init__(self, store: EtcdJobStore, plan: Plan) -> None:
+    def __init__(
+        self, store: EtcdJobStore, plan: Plan, again: Callable[[], Awaitable[Commit]] | None = None
+    ) -> None:
         self._store = store
+        self._again = again  # if the retention lease is dead and there was no other at hand
         self._plan = plan
         self._commit: Commit | None = None
         plan.guarded.on_won = self._on_won
@@ -76,7 +79,12 @@ class _Pending:
             self._future.exception()  # seen
 
     def __await__(self) -> Generator[object, None, Commit]:
-        result: OpResult = yield from self._future
+        try:
+            result: OpResult = yield from self._future
+        except LeaseNotFound:
+            if self._again is None:
+                raise
+            return (yield from self._again().__await__())
         return self._store.finish(self._plan, self._commit, result)
 
 
@@ -147,9 +155,22 @@ class EtcdJobStore(JobReader):
         lease = self._buckets.take(after.namespace, retained)
         if not lease:
             return asyncio.ensure_future(self._commit_with_bucket(operation, after.namespace, retained))
-        return self._retained(operation, after.namespace, retained, lease)
+        return self._retained(
+            operation,
+            after.namespace,
+            retained,
+            lease,
+            again=lambda: self._commit_with_bucket(operation, after.namespace, retained),
+        )
 
-    def _retained(self, operation: Operation, namespace: str, writes: int, lease: int) -> _Pending:
+    def _retained(
+        self,
+        operation: Operation,
+        namespace: str,
+        writes: int,
+        lease: int,
+        again: Callable[[], Awaitable[Commit]] | None = None,
+    ) -> _Pending:
         plan = self.codec.compile(operation, lease)
         pending: _Pending
 
@@ -163,7 +184,7 @@ class EtcdJobStore(JobReader):
             return pending.replan(fresh)
 
         plan.guarded.rebuild = rebuild
-        pending = _Pending(self, plan)
+        pending = _Pending(self, plan, again)
         return pending
 
     async def _commit_with_bucket(self, operation: Operation, namespace: str, writes: int) -> Commit:
@@ -176,7 +197,7 @@ class EtcdJobStore(JobReader):
             try:
                 return await self._retained(operation, namespace, writes, lease)
             except LeaseNotFound:
-                self._buckets.dead(namespace, lease)
+                self._buckets.dead(namespace, lease)  # nothing was written: the next one
         raise NotApplied("retention leases die as fast as they are granted")
 
     async def _lost_token(self, operation: Operation) -> Commit:

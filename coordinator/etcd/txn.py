@@ -1,7 +1,7 @@
 """One transition as a guarded operation, and its answer back: the table of docs/keys.md, "Transactions".
 
-Tokens become revisions here and nowhere else (with ``core.fencing``): a claim's token is the present epoch and
-the create revision of its key.
+Tokens become revisions here and nowhere else (with ``core.fencing``): a claim's token is the present epoch
+and the create revision of its key.
 """
 
 from __future__ import annotations

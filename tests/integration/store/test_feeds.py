@@ -1,0 +1,140 @@
+"""What coordinators hear of each other: namespaces, jobs, claims, sessions, cancels, records."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from coordinator.core import commands as c
+from coordinator.core.job import JobState
+from coordinator.errors import Compacted, KeyFormatError, Reason, RequestError
+from coordinator.etcd.namespaces import NamespacesConfig
+from coordinator.ports import Stored
+from tests.integration.store.conftest import Harness, HarnessFactory
+from tests.support.polling import eventually
+
+
+async def listening(harness: Harness) -> None:
+    await harness.store.namespaces.ensure(harness.namespace, deadline=harness.deadline())
+    await eventually(lambda: harness.told.fresh.get(harness.namespace), what="a fresh watch")
+
+
+def kinds(harness: Harness) -> list[object]:
+    return [event[0] for event in harness.told.events]
+
+
+async def test_another_coordinator_hears_of_a_whole_life(make_harness: HarnessFactory) -> None:
+    async with make_harness() as acting, make_harness() as hearing:
+        await listening(hearing)
+        stored, token = await acting.claimed("j1")
+        asked = await acting.store.jobs.commit(acting.operation(stored, c.Cancel(reason="no")))
+        assert asked.stored is not None
+        assert (await acting.complete(asked.stored, token)).won
+        await eventually(lambda: "claim_deleted" in kinds(hearing) and "cancel_put" in kinds(hearing))
+        told = hearing.told.events
+        assert {kind for kind in kinds(hearing) if "ready" in str(kind)} == {"ready_put", "ready_deleted"}
+        assert ("claim_put", "j1", token, stored.revision) in told
+        assert ("ready_deleted", "j1", stored.revision) in told
+        assert [event for event in told if event[0] == "session_put"]
+        assert hearing.told.passed_to["claim"] > stored.revision
+
+
+async def test_own_changes_of_jobs_and_claims_are_passed_over_undecoded(harness: Harness) -> None:
+    await listening(harness)
+    stored, token = await harness.claimed("j1")
+    done = await harness.complete(stored, token)
+    assert done.won
+    await eventually(lambda: harness.told.passed_to.get("claim", 0) >= done.revision)
+    heard = [kind for kind in kinds(harness) if kind in ("claim_put", "claim_deleted", "ready_deleted")]
+    # An echo that overtakes our own answer is decoded; what is known to be ours is not.
+    assert len(heard) < 3
+    assert [commit.revision for _, commit in harness.told.applied_commits][-1] == done.revision
+
+
+async def test_a_namespace_is_followed_by_every_coordinator(make_harness: HarnessFactory) -> None:
+    async with make_harness() as acting, make_harness() as hearing:
+        await acting.store.namespaces.ensure(acting.namespace, deadline=acting.deadline())
+        await eventually(lambda: acting.namespace in hearing.store.namespaces.namespaces())
+        async with make_harness() as later:
+            await eventually(lambda: acting.namespace in later.store.namespaces.namespaces())
+
+
+async def test_there_is_a_limit_to_namespaces(harness: Harness) -> None:
+    harness.store.namespaces._config = NamespacesConfig(limit=2)
+    for name in ("one", "two"):
+        await harness.store.namespaces.ensure(name, deadline=harness.deadline())
+    with pytest.raises(RequestError) as refused:
+        await harness.store.namespaces.ensure("three", deadline=harness.deadline())
+    assert refused.value.reason is Reason.RATE_LIMITED
+    await harness.store.namespaces.ensure("one", deadline=harness.deadline())
+    with pytest.raises(KeyFormatError):
+        harness.store.space.namespace("../q")
+
+
+async def test_an_undecodable_change_is_set_aside_and_the_rest_is_heard(harness: Harness) -> None:
+    await listening(harness)
+    keys = harness.store.space.namespace(harness.namespace)
+    await harness.store.client.put(keys.claim("broken"), b"\xff", timeout=5)
+    await harness.store.client.put(keys.all_claims().start + b"%zz", b"", timeout=5)
+    await harness.store.client.delete_range(keys.claim("broken"), timeout=5)
+    await eventually(lambda: "claim_deleted" in kinds(harness))
+    assert harness.store.set_aside.counts["claim"] == 2
+
+
+class Sink:
+    def __init__(self) -> None:
+        self.began = 0
+        self.heard: list[tuple[int, str, JobState | None]] = []
+
+    def started(self, revision: int) -> None:
+        self.began = revision
+
+    def changed(self, revision: int, job_id: str, stored: Stored | None) -> None:
+        self.heard.append((revision, job_id, stored.job.state if stored else None))
+
+
+async def test_records_are_watched_from_any_revision_on(harness: Harness) -> None:
+    first = await harness.submitted("j1")
+    second = await harness.submitted("j2")
+    sink = Sink()
+    stop: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    watching = asyncio.create_task(
+        harness.store.jobs.watch_states(
+            harness.namespace, after_revision=first.revision, sink=sink, stop=stop
+        )
+    )
+    await eventually(lambda: sink.heard)
+    assert sink.began == first.revision
+    assert sink.heard == [(second.revision, "j2", JobState.PENDING)]
+    gone = await harness.store.jobs.commit(harness.operation(first, c.Cancel()))
+    assert gone.stored is not None
+    await harness.store.jobs.commit(harness.operation(gone.stored, c.Delete()))
+    await eventually(lambda: len(sink.heard) == 3)
+    assert [heard[1:] for heard in sink.heard[1:]] == [("j1", JobState.CANCELLED), ("j1", None)]
+    stop.set_result(None)
+    await watching
+
+
+async def test_records_are_watched_from_now_on_over_a_broken_stream(harness: Harness) -> None:
+    sink = Sink()
+    watching = asyncio.create_task(
+        harness.store.jobs.watch_states(harness.namespace, after_revision=0, sink=sink)
+    )
+    await eventually(lambda: sink.began)
+    await harness.submitted("j1")
+    await eventually(lambda: len(sink.heard) == 1)
+    watching.cancel()
+    await asyncio.gather(watching, return_exceptions=True)
+
+
+async def test_compacted_records_cannot_be_watched(harness: Harness) -> None:
+    first = await harness.submitted("j1")
+    await harness.submitted("j2")
+    last = await harness.submitted("j3")
+    await harness.store.client.compact(last.revision, timeout=5)
+    with pytest.raises(Compacted):
+        async with asyncio.timeout(5):
+            await harness.store.jobs.watch_states(
+                harness.namespace, after_revision=first.revision, sink=Sink()
+            )
