@@ -101,6 +101,11 @@ class DuePass:
         self._config = config or DueConfig()
         self._seen: dict[_Sighting, float] = {}
 
+    @property
+    def sightings(self) -> int:
+        """Jobs on hold that are remembered."""
+        return len(self._seen)
+
     def applied(self, operation: Operation, commit: Commit) -> None:
         """Note when a job was put on hold here; see ``ports.CommitObserver``."""
         job = operation.after

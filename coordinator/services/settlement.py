@@ -94,28 +94,23 @@ class SettlementService:
     async def settle(
         self, namespace: str, items: Sequence[Settle], deadline: float
     ) -> list[Settled | RequestError]:
-        """Settle each item alone; the answers are in their order. Items of one job go one after the other.
+        """Settle each item alone; the answers are in their order.
+
+        Of several items of one job the store takes the first, and the others are decided on what that left.
 
         Raises:
             RequestError: EPOCH_REGRESSED, for all of them.
         """
         check_present(self._present)
         results: list[_Result | None] = [None] * len(items)
-        waves: list[list[_Case]] = []
-        seen: dict[str, int] = {}
+        cases: list[_Case] = []
         for index, item in enumerate(items):
-            token = item.command.token
-            error = await check_token(self._present, token, item.job_id, deadline=deadline)
-            if error is not None:
+            error = await check_token(self._present, item.command.token, item.job_id, deadline=deadline)
+            if error is None:
+                cases.append(self._case(namespace, index, item))
+            else:
                 results[index] = error
-                continue
-            wave = seen.get(item.job_id, 0)
-            seen[item.job_id] = wave + 1
-            if wave == len(waves):
-                waves.append([])
-            waves[wave].append(self._case(namespace, index, item))
-        for cases in waves:
-            await self._settle_wave(namespace, cases, results, deadline)
+        await self._settle_cases(namespace, cases, results, deadline)
         return [result for result in results if result is not None]
 
     async def checkpoint(
@@ -175,10 +170,10 @@ class SettlementService:
             command = replace(command, digest=digest, progress=progress)
         return _Case(index, job_id, command, is_foreign(self._present, command.token))
 
-    async def _settle_wave(
+    async def _settle_cases(
         self, namespace: str, cases: list[_Case], results: list[_Result | None], deadline: float
     ) -> None:
-        """Settle different jobs together: remember or read, decide, commit, and what lost again."""
+        """Remember or read, decide, commit, and what lost again."""
         for case in cases:
             remembered = self._holders.running(namespace, case.job_id)
             if remembered is not None and remembered[1].token == case.command.token and not case.foreign:

@@ -210,3 +210,17 @@ async def test_a_job_that_cannot_be_decoded_keeps_its_due_key(world: World) -> N
     assert (counts.strays, counts.waiting) == (0, 1)
     world.store.garbled.clear()
     assert (await due.run_once("default")).promoted == 1
+
+
+async def test_what_is_remembered_of_a_hold_ends_with_the_hold(world: World) -> None:
+    await world.running()
+    due = a_pass(world)
+    world.etcd.observers.append(due)
+    await take_away(world)
+    assert due.sightings == 1
+    await JobChanges(world.store, world.holders, world.clock).cancel(
+        "default", "j1", "", "me", world.deadline
+    )
+    await world.clock.advance(10.01)
+    await due.run_once("default")
+    assert due.sightings == 0

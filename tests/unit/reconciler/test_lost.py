@@ -67,8 +67,10 @@ async def test_a_live_job_is_never_recovered_whatever_is_suspected(world: World)
     claimed = await world.running()
     lost = a_pass(world)
     lost.suspect(suspicion(claimed))
+    groups = world.etcd.groups
     assert await lost.run_once() == LostCounts(examined=1, sound=1)
     assert (await lost.sweep_once("default")).recovered == 0
+    assert world.etcd.groups == groups, "nothing is even tried"
     assert world.stored() == claimed.stored
 
 
@@ -242,10 +244,25 @@ async def test_more_suspicions_than_are_kept_are_left_to_a_sweep(world: World) -
     await open_session(world.sessions)
     claims = [await claim_job(world.store, await store_job(world.store, a_job(f"j{n}"))) for n in range(5)]
     await world.clock.advance(10.5)
-    lost = a_pass(world, max_queued=2)
+    other = next(c for c in (f"c{n}" for n in range(2, 99)) if preferred("default", ("c1", c)) == c)
+    lost = a_pass(world, FixedMembers("c1", other), max_queued=2, others_s=0.0)
+    await lost.sweep()
+    assert world.stored("j0").job.state is JobState.RUNNING, "the other coordinator sweeps this namespace"
     for claimed in claims:
         lost.suspect(suspicion(claimed))
     assert lost.queued == 2
     assert (await lost.run_once()).recovered == 2
     await lost.sweep()
     assert {world.stored(f"j{n}").job.state for n in range(5)} == {JobState.PENDING}
+
+
+async def test_a_token_that_is_not_known_is_not_made_up(world: World) -> None:
+    """The record was written again since the claim, so its revision is not the claim's."""
+    await world.running()
+    await JobChanges(world.store, world.holders, world.clock).cancel(
+        "default", "j1", "", "me", world.deadline
+    )
+    await world.clock.advance(10.5)
+    world.etcd.expire()
+    assert (await a_pass(world).sweep_once("default")).recovered == 1
+    assert world.stored().job.attempts[-1].token == 0

@@ -58,6 +58,7 @@ async def test_a_remembered_claim_is_settled_without_a_read(world: World) -> Non
     reads = world.etcd.reads
     assert await settle_one(world, complete(claimed)) == Settled("j1", JobState.SUCCEEDED, 0)
     assert world.etcd.reads == reads
+    assert world.holders.running("default", "j1") is None, "what was remembered is outdated"
     assert_sound(world)
 
 
@@ -330,3 +331,17 @@ async def test_a_record_that_cannot_be_decoded_is_not_called_missing_and_hurts_n
     assert isinstance(garbled, RequestError)
     assert garbled.reason is Reason.INTERNAL
     assert isinstance(settled, Settled)
+
+
+async def test_a_memory_of_an_earlier_attempt_refuses_nobody(world: World) -> None:
+    old = await world.running()
+    await settle_one(world, Release(token=old.token, digest=b""))
+    new = await claim_job(world.store, world.stored())
+    world.holders.remember(old)
+    saved = await world.settlement.checkpoint("default", "j1", new.token, 1, b"c", None, world.deadline)
+    assert saved
+    snapshot = await world.store.read("default", "j1", deadline=world.deadline, checkpoint=True)
+    assert snapshot.checkpoint is not None
+    assert snapshot.checkpoint.attempt == 2
+    world.holders.remember(old)
+    assert (await settle_one(world, complete(new))).state is JobState.SUCCEEDED

@@ -8,14 +8,16 @@ from dataclasses import replace
 import pytest
 
 from coordinator.core.commands import Cancel, Command, Complete, Fail
-from coordinator.core.effects import Slot, effects
+from coordinator.core.effects import Slot, Where, effects
 from coordinator.core.invariants import check_keys
 from coordinator.core.job import JobState
 from coordinator.core.machine import Decision, decide
 from coordinator.errors import EtcdUnavailable, Reason, RequestError
 from coordinator.ports import Operation, Stored
 from coordinator.services.api import NewJob, SubmitOutcome
+from coordinator.services.submission import Submission
 from tests.support.builders import FAR, a_new_job
+from tests.support.fake_ports import SteadyEntropy
 from tests.support.memory_etcd import Fault
 from tests.unit.services.conftest import World
 
@@ -119,13 +121,29 @@ async def test_our_own_first_try_found_by_the_second_counts_as_created(world: Wo
     assert (await submit_one(world, a_new_job())).created
 
 
+async def test_of_two_coordinators_that_take_the_same_request_at_once_one_has_created(world: World) -> None:
+    """Their clocks and counters agree, so the record looks alike; only who wrote it differs."""
+    sides = [
+        Submission(world.store, world.feeds, world.gauge, world.clock, SteadyEntropy()) for _ in range(2)
+    ]
+    calls = (side.submit("default", "r1", [a_new_job("")], world.deadline) for side in sides)
+    outcomes = [outcome for [outcome] in await asyncio.gather(*calls)]
+    assert [o.created for o in outcomes if isinstance(o, SubmitOutcome)] == [True, False]
+
+
 async def test_somebody_elses_job_found_by_a_second_try_does_not_count_as_created(world: World) -> None:
-    await submit_one(world, a_new_job(), request_id="other")
-    stored = world.stored()
-    world.etcd.faults.append(None)
-    outcome = world.submission._stands(
-        world.submission._items("default", "r1", [a_new_job()])[0], stored, resent=True
-    )
+    other = Submission(world.store, world.feeds, world.gauge, world.clock, world.entropy)
+
+    def overtake(operation: Operation) -> None:
+        world.etcd.interfere.clear()
+        assert operation.after is not None
+        theirs = replace(operation.after, terms=replace(operation.after.terms, request_digest=b"other"))
+        world.etcd.write([(Where(Slot.STATE, "default", "j1"), theirs, None)])
+
+    lost = world.etcd._lost
+    world.etcd._lost = lambda operation: replace(lost(operation), resent=True)  # type: ignore[method-assign,assignment]
+    world.etcd.interfere.append(overtake)
+    [outcome] = await other.submit("default", "r1", [a_new_job()], world.deadline)
     assert isinstance(outcome, SubmitOutcome)
     assert not outcome.created
 
