@@ -48,9 +48,10 @@ class Violations:
     A violation with a reason of its own (a size, say) names the whole refusal if it comes first.
     """
 
-    __slots__ = ("_fields", "_special")
+    __slots__ = ("_fields", "_special", "place")
 
-    def __init__(self) -> None:
+    def __init__(self, place: str = "") -> None:
+        self.place = place
         self._fields: list[FieldViolation] = []
         self._special: tuple[Reason, dict[str, str]] | None = None
 
@@ -59,7 +60,7 @@ class Violations:
 
     def add(self, field: str, description: str) -> None:
         """Note one violation."""
-        self._fields.append(FieldViolation(field, description))
+        self._fields.append(FieldViolation(f"{self.place}.{field}" if self.place else field, description))
 
     def add_special(self, reason: Reason, field: str, description: str, **metadata: object) -> None:
         """Note a violation that has a reason of its own."""

@@ -52,58 +52,60 @@ def _namespace(found: Violations, namespace: str) -> None:
     check_name(found, "namespace", namespace, required=False)
 
 
-def _retry(found: Violations, path: str, policy: types.RetryPolicy) -> None:
+def _retry(found: Violations, policy: types.RetryPolicy) -> None:
     if policy.HasField("max_retries"):
-        check_number(found, f"{path}.max_retries", policy.max_retries, 0, 1_000)
+        check_number(found, "retry_policy.max_retries", policy.max_retries, 0, 1_000)
     if policy.HasField("max_lease_losses"):
-        check_number(found, f"{path}.max_lease_losses", policy.max_lease_losses, 0, 1_000)
+        check_number(found, "retry_policy.max_lease_losses", policy.max_lease_losses, 0, 1_000)
     if policy.HasField("multiplier"):
-        check_number(found, f"{path}.multiplier", policy.multiplier, 1, 100)
+        check_number(found, "retry_policy.multiplier", policy.multiplier, 1, 100)
     if policy.HasField("jitter"):
-        check_number(found, f"{path}.jitter", policy.jitter, 0, 1)
+        check_number(found, "retry_policy.jitter", policy.jitter, 0, 1)
     if policy.HasField("initial_delay"):
         check_duration(
-            found, f"{path}.initial_delay", policy.initial_delay, limits.LONGEST_DELAY_MS, positive=True
+            found, "retry_policy.initial_delay", policy.initial_delay, limits.LONGEST_DELAY_MS, positive=True
         )
     if policy.HasField("max_delay"):
-        check_duration(found, f"{path}.max_delay", policy.max_delay, limits.LONGEST_DELAY_MS, positive=True)
+        check_duration(
+            found, "retry_policy.max_delay", policy.max_delay, limits.LONGEST_DELAY_MS, positive=True
+        )
     kinds = policy.non_retryable_types
-    if kinds and check_count(found, f"{path}.non_retryable_types", len(kinds), 0, limits.NON_RETRYABLE_TYPES):
+    if kinds and check_count(
+        found, "retry_policy.non_retryable_types", len(kinds), 0, limits.NON_RETRYABLE_TYPES
+    ):
         for index, kind in enumerate(kinds):
-            field = f"{path}.non_retryable_types[{index}]"
+            field = f"retry_policy.non_retryable_types[{index}]"
             check_text(found, field, kind, limits.FAILURE_TYPE_BYTES, required=True)
 
 
-def check_job(found: Violations, path: str, job: types.JobSpec) -> None:
-    """One job as submitted; ``path`` is where it stands in the request (``job``, ``jobs[3]``)."""
-    check_id(found, f"{path}.job_id", job.job_id, required=False)
-    check_name(found, f"{path}.queue", job.queue)
-    check_name(found, f"{path}.type", job.type)
+def check_job(found: Violations, job: types.JobSpec) -> None:
+    """One job as submitted; ``found.place`` is where it stands in the request (``job``, ``jobs[3]``)."""
+    check_id(found, "job_id", job.job_id, required=False)
+    check_name(found, "queue", job.queue)
+    check_name(found, "type", job.type)
     size = len(job.payload)
     if size > limits.PAYLOAD_BYTES:
         found.add_special(
             Reason.PAYLOAD_TOO_LARGE,
-            f"{path}.payload",
+            "payload",
             f"is {size} bytes, the limit is {limits.PAYLOAD_BYTES}",
             size=size,
             limit=limits.PAYLOAD_BYTES,
         )
-    check_text(found, f"{path}.content_type", job.content_type, limits.CONTENT_TYPE_BYTES)
-    check_labels(found, f"{path}.labels", job.labels)
+    check_text(found, "content_type", job.content_type, limits.CONTENT_TYPE_BYTES)
+    check_labels(found, "labels", job.labels)
     if not 0 <= job.priority <= 5:
-        found.add(f"{path}.priority", f"must be from 1 to 5, or 0 for the default, is {job.priority}")
-    check_id(found, f"{path}.unique_key", job.unique_key, required=False)
+        found.add("priority", f"must be from 1 to 5, or 0 for the default, is {job.priority}")
+    check_id(found, "unique_key", job.unique_key, required=False)
     if job.HasField("due_time"):
-        check_timestamp(found, f"{path}.due_time", job.due_time)
+        check_timestamp(found, "due_time", job.due_time)
     if job.HasField("run_at"):
-        check_timestamp(found, f"{path}.run_at", job.run_at)
+        check_timestamp(found, "run_at", job.run_at)
     for name in ("queue_timeout", "run_timeout", "total_timeout", "heartbeat_timeout"):
         if job.HasField(name):
-            check_duration(
-                found, f"{path}.{name}", getattr(job, name), limits.LONGEST_TIMEOUT_MS, positive=True
-            )
+            check_duration(found, name, getattr(job, name), limits.LONGEST_TIMEOUT_MS, positive=True)
     if job.HasField("retry_policy"):
-        _retry(found, f"{path}.retry_policy", job.retry_policy)
+        _retry(found, job.retry_policy)
 
 
 def check_submit(request: pb.SubmitJobRequest) -> None:
@@ -114,7 +116,9 @@ def check_submit(request: pb.SubmitJobRequest) -> None:
     if not request.HasField("job"):
         found.add("job", "is required")
     else:
-        check_job(found, "job", request.job)
+        found.place = "job"
+        check_job(found, request.job)
+        found.place = ""
         if not request.job.job_id and not request.request_id:
             found.add("request_id", "is required if job.job_id is empty")
     found.check()
@@ -131,8 +135,8 @@ def check_submit_batch(request: pb.SubmitJobsRequest) -> list[RequestError | Non
     found.check()
     errors: list[RequestError | None] = []
     for index, job in enumerate(jobs):
-        item = Violations()
-        check_job(item, f"jobs[{index}]", job)
+        item = Violations(f"jobs[{index}]")
+        check_job(item, job)
         errors.append(item.error())
     return errors
 

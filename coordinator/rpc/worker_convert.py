@@ -122,13 +122,19 @@ def claim_message(claimed: ClaimedJob) -> pb.Claim:
         type=terms.type,
         attempt=claim.attempt,
         payload=spec.payload,
-        content_type=spec.content_type,
-        labels=terms.labels,
-        submit_time=timestamp(terms.submit_ms),
         priority=terms.priority,
-        failures=job.failures,
         max_retries=terms.retry.max_retries,
     )
+    seconds, ms = divmod(terms.submit_ms, 1000)
+    message.submit_time.seconds = seconds
+    message.submit_time.nanos = ms * 1_000_000
+    # Most jobs have none of these, and an assignment costs as much as the look.
+    if spec.content_type:
+        message.content_type = spec.content_type
+    if terms.labels:
+        message.labels.update(terms.labels)
+    if job.failures:
+        message.failures = job.failures
     if claimed.checkpoint is not None:
         message.checkpoint = claimed.checkpoint.data
     if claim.run_timeout_ms:

@@ -149,33 +149,29 @@ def check_claim(request: pb.ClaimJobRequest, call_limits: CallLimits) -> None:
     found.check()
 
 
-def _at(path: str, name: str) -> str:
-    return f"{path}.{name}" if path else name
-
-
-def _complete(found: Violations, path: str, result: bytes, content_type: str) -> None:
+def _complete(found: Violations, result: bytes, content_type: str) -> None:
     size = len(result)
     if size > limits.RESULT_BYTES:
         found.add_special(
             Reason.RESULT_TOO_LARGE,
-            _at(path, "result"),
+            "result",
             f"is {size} bytes, the limit is {limits.RESULT_BYTES}",
             size=size,
             limit=limits.RESULT_BYTES,
         )
     if content_type:
-        check_text(found, _at(path, "result_content_type"), content_type, limits.CONTENT_TYPE_BYTES)
+        check_text(found, "result_content_type", content_type, limits.CONTENT_TYPE_BYTES)
 
 
-def _fail(found: Violations, path: str, how: pb.FailJobRequest | pb.FailureSettlement) -> None:
-    check_text(found, _at(path, "failure.type"), how.failure.type, limits.FAILURE_TYPE_BYTES)
+def _fail(found: Violations, how: pb.FailJobRequest | pb.FailureSettlement) -> None:
+    check_text(found, "failure.type", how.failure.type, limits.FAILURE_TYPE_BYTES)
     if how.HasField("retry_delay"):
-        check_duration(found, _at(path, "retry_delay"), how.retry_delay, limits.LONGEST_DELAY_MS)
+        check_duration(found, "retry_delay", how.retry_delay, limits.LONGEST_DELAY_MS)
 
 
-def _release(found: Violations, path: str, how: pb.ReleaseJobRequest | pb.Release) -> None:
+def _release(found: Violations, how: pb.ReleaseJobRequest | pb.Release) -> None:
     if how.HasField("delay"):
-        check_duration(found, _at(path, "delay"), how.delay, limits.LONGEST_DELAY_MS)
+        check_duration(found, "delay", how.delay, limits.LONGEST_DELAY_MS)
 
 
 def check_complete(request: pb.CompleteJobRequest) -> None:
@@ -183,7 +179,7 @@ def check_complete(request: pb.CompleteJobRequest) -> None:
     found = _start(request.namespace)
     check_id(found, "job_id", request.job_id)
     check_token(found, "fencing_token", request.fencing_token)
-    _complete(found, "", request.result, request.result_content_type)
+    _complete(found, request.result, request.result_content_type)
     found.check()
 
 
@@ -192,7 +188,7 @@ def check_fail(request: pb.FailJobRequest) -> None:
     found = _start(request.namespace)
     check_id(found, "job_id", request.job_id)
     check_token(found, "fencing_token", request.fencing_token)
-    _fail(found, "", request)
+    _fail(found, request)
     found.check()
 
 
@@ -201,7 +197,7 @@ def check_release(request: pb.ReleaseJobRequest) -> None:
     found = _start(request.namespace)
     check_id(found, "job_id", request.job_id)
     check_token(found, "fencing_token", request.fencing_token)
-    _release(found, "", request)
+    _release(found, request)
     found.check()
 
 
@@ -214,19 +210,20 @@ def check_settle_batch(request: pb.SettleJobsRequest) -> list[RequestError | Non
 
 
 def _settlement(index: int, item: pb.Settlement) -> RequestError | None:
-    found = Violations()
-    path = f"settlements[{index}]"
-    check_id(found, f"{path}.job_id", item.job_id)
-    check_token(found, f"{path}.fencing_token", item.fencing_token)
+    found = Violations(f"settlements[{index}]")
+    check_id(found, "job_id", item.job_id)
+    check_token(found, "fencing_token", item.fencing_token)
     how = item.WhichOneof("how")
+    if how is None:
+        found.add("how", "one of complete, fail and release is required")
+        return found.error()
+    found.place = f"{found.place}.{how}"
     if how == "complete":
-        _complete(found, f"{path}.complete", item.complete.result, item.complete.result_content_type)
+        _complete(found, item.complete.result, item.complete.result_content_type)
     elif how == "fail":
-        _fail(found, f"{path}.fail", item.fail)
-    elif how == "release":
-        _release(found, f"{path}.release", item.release)
+        _fail(found, item.fail)
     else:
-        found.add(f"{path}.how", "one of complete, fail and release is required")
+        _release(found, item.release)
     return found.error()
 
 
