@@ -96,21 +96,27 @@ class SettlementService:
     ) -> list[Settled | RequestError]:
         """Settle each item alone; the answers are in their order.
 
-        Of several items of one job the store takes the first, and the others are decided on what that left.
+        Items of one job go one after the other: the store may take two operations in either order.
 
         Raises:
             RequestError: EPOCH_REGRESSED, for all of them.
         """
         check_present(self._present)
         results: list[_Result | None] = [None] * len(items)
-        cases: list[_Case] = []
+        waves: list[list[_Case]] = []
+        seen: dict[str, int] = {}
         for index, item in enumerate(items):
             error = await check_token(self._present, item.command.token, item.job_id, deadline=deadline)
-            if error is None:
-                cases.append(self._case(namespace, index, item))
-            else:
+            if error is not None:
                 results[index] = error
-        await self._settle_cases(namespace, cases, results, deadline)
+                continue
+            wave = seen.get(item.job_id, 0)
+            seen[item.job_id] = wave + 1
+            if wave == len(waves):
+                waves.append([])
+            waves[wave].append(self._case(namespace, index, item))
+        for cases in waves:
+            await self._settle_cases(namespace, cases, results, deadline)
         return [result for result in results if result is not None]
 
     async def checkpoint(
@@ -173,7 +179,7 @@ class SettlementService:
     async def _settle_cases(
         self, namespace: str, cases: list[_Case], results: list[_Result | None], deadline: float
     ) -> None:
-        """Remember or read, decide, commit, and what lost again."""
+        """Settle different jobs together: remember or read, decide, commit, and what lost again."""
         for case in cases:
             remembered = self._holders.running(namespace, case.job_id)
             if remembered is not None and remembered[1].token == case.command.token and not case.foreign:

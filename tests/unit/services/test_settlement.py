@@ -133,6 +133,26 @@ async def test_two_settlements_of_one_job_in_a_batch_go_one_after_the_other(worl
     assert other.reason is Reason.CLAIM_LOST
 
 
+async def test_the_first_of_one_jobs_settlements_stands_even_if_its_commit_is_slow(world: World) -> None:
+    claimed = await world.running()
+    world.holders.remember(claimed)
+    commit = world.store.commit
+
+    async def slowly(operation: Operation) -> Commit:
+        for _ in range(20):
+            await asyncio.sleep(0)
+        return await commit(operation)
+
+    def first_slow(operation: Operation) -> asyncio.Future[Commit]:
+        world.store.commit = commit  # type: ignore[method-assign]
+        return asyncio.ensure_future(slowly(operation))
+
+    world.store.commit = first_slow  # type: ignore[method-assign]
+    first, second = await settle(world, complete(claimed), fail(claimed))
+    assert first == Settled("j1", JobState.SUCCEEDED, 0)
+    assert isinstance(second, RequestError)
+
+
 async def test_a_batch_of_different_jobs_is_one_group(world: World) -> None:
     claims = [await world.running(f"j{n}") for n in range(4)]
     for claimed in claims:
