@@ -332,12 +332,12 @@ class EtcdJobStore(JobReader):
 
 
 def _gives_way(value: bytes, checkpoint: Checkpoint) -> bool:
-    """Whether what lies there is older than ``checkpoint``. What cannot be read gives way."""
+    """Whether what lies there is no later than ``checkpoint``. What cannot be read gives way."""
     try:
         lying = decode_checkpoint(value, 0)
     except CodecError:
         return True
-    return (lying.attempt, lying.sequence) < (checkpoint.attempt, checkpoint.sequence)
+    return (lying.attempt, lying.sequence) <= (checkpoint.attempt, checkpoint.sequence)
 
 
 async def _refuse(error: RequestError) -> Commit:

@@ -10,16 +10,13 @@ import itertools
 import random
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
-from coordinator.core import commands as c
-from coordinator.core.effects import effects, net
-from coordinator.core.job import Claim, Job, Terms
-from coordinator.core.machine import Decision, decide
+from coordinator.core.job import Claim
 from coordinator.core.rank import Rank
 from coordinator.embedded.etcd_process import EtcdProcess
 from coordinator.etcd.client import EtcdConfig
@@ -27,7 +24,8 @@ from coordinator.etcd.commit_config import CommitterConfig
 from coordinator.etcd.present import PresentConfig
 from coordinator.etcd.retention import RetentionConfig
 from coordinator.etcd.store import EtcdStore, StoreConfig, StoreListeners
-from coordinator.ports import Commit, Operation, Session, Spec, Stored
+from coordinator.ports import Commit, Operation, Session, Stored
+from tests.conformance.actor import Actor
 
 
 class MachineClock:
@@ -106,132 +104,13 @@ class Told:
         self.applied_commits.append((operation, commit))
 
 
-@dataclass
-class Harness:
-    """A running store and short hands for what tests do with it."""
+class Harness(Actor):
+    """A running store, what it told, and an actor on it."""
 
-    store: EtcdStore
-    told: Told
-    clock: MachineClock
-    namespace: str
-    session: Session | None = None
-
-    def deadline(self, seconds: float = 5.0) -> float:
-        return self.clock.monotonic() + seconds
-
-    def terms(self, **changes: object) -> Terms:
-        values: dict[str, object] = {
-            "queue": "q",
-            "type": "t",
-            "submit_ms": self.clock.now_ms(),
-            "digest": b"d" * 32,
-            "counter": 1,
-            **changes,
-        }
-        return Terms(**values)  # type: ignore[arg-type]
-
-    def operation(
-        self,
-        before: Stored | None,
-        command: c.Command,
-        *,
-        claim: Claim | None = None,
-        token: int = 0,
-        spec: Spec | None = None,
-        seconds: float = 5.0,
-        held: Claim | None = None,
-        **more: bool,
-    ) -> Operation:
-        """The operation that the core decides on."""
-        decision = decide(before.job if before else None, held, command, self.clock.now_ms())
-        assert isinstance(decision, Decision), decision
-        job = before.job if before else None
-        return Operation(
-            guard=decision.guard,
-            before=before,
-            after=decision.job,
-            writes=net(effects(job, decision.job, big_result=bool(decision.big_result))),
-            deadline=self.deadline(seconds),
-            token=token,
-            claim=claim,
-            spec=spec,
-            big_result=decision.big_result,
-            cancelled_by="test",
-            **more,
-        )
-
-    def submit(self, job_id: str, payload: bytes = b"payload", **terms: object) -> Awaitable[Commit]:
-        command = c.Submit(
-            namespace=self.namespace, job_id=job_id, terms=self.terms(payload_size=len(payload), **terms)
-        )
-        return self.store.jobs.commit(self.operation(None, command, spec=Spec(payload=payload)))
-
-    def submit_later(self, job_id: str, run_at_ms: int) -> Awaitable[Commit]:
-        command = c.Submit(namespace=self.namespace, job_id=job_id, terms=self.terms(), run_at_ms=run_at_ms)
-        return self.store.jobs.commit(self.operation(None, command, spec=Spec(payload=b"")))
-
-    async def submitted(self, job_id: str, **terms: object) -> Stored:
-        commit = await self.submit(job_id, **terms)
-        assert commit.won
-        assert commit.stored is not None
-        return commit.stored
-
-    async def open_session(self, *, ttl_ms: int = 5_000, digest: bytes = b"s") -> Session:
-        self.session = await self.store.sessions.open(
-            self.new_session(ttl_ms, digest), deadline=self.deadline()
-        )
-        return self.session
-
-    def new_session(self, ttl_ms: int = 5_000, digest: bytes = b"s", session_id: str = "") -> Session:
-        return Session(
-            namespace=self.namespace,
-            session_id=session_id or f"{uuid.uuid4().int >> 65:016x}",
-            identity="worker",
-            sdk="test",
-            labels={"a": "b"},
-            opened_ms=self.clock.now_ms(),
-            ttl_ms=ttl_ms,
-            request_digest=digest,
-        )
-
-    def claim_for(self, job: Job, *, nonce: bytes = b"n" * 16, session_id: str = "") -> Claim:
-        if not session_id:
-            assert self.session is not None
-            session_id = self.session.session_id
-        return Claim(
-            session=session_id,
-            attempt=job.attempt + 1,
-            nonce=nonce,
-            start_ms=self.clock.now_ms(),
-            queue=job.terms.queue,
-            type=job.terms.type,
-        )
-
-    def claim(self, stored: Stored, *, nonce: bytes = b"n" * 16, session_id: str = "") -> Awaitable[Commit]:
-        claim = self.claim_for(stored.job, nonce=nonce, session_id=session_id)
-        operation = self.operation(
-            stored, c.ClaimIt(claim=claim), claim=claim, want_spec=True, want_checkpoint=True
-        )
-        return self.store.jobs.commit(operation)
-
-    async def claimed(self, job_id: str, **terms: object) -> tuple[Stored, int]:
-        stored = await self.submitted(job_id, **terms)
-        if self.session is None:
-            await self.open_session()
-        commit = await self.claim(stored)
-        assert commit.won, commit
-        assert commit.stored is not None
-        return commit.stored, commit.token
-
-    def complete(
-        self, stored: Stored, token: int, *, result: bytes = b"", seconds: float = 5.0
-    ) -> Awaitable[Commit]:
-        """Settle as the holder of ``token``, whatever the store says of it."""
-        held = Claim(session="0" * 16, attempt=stored.job.attempt, nonce=b"", start_ms=0, token=token)
-        command = c.Complete(token=token, digest=b"c", result=result)
-        return self.store.jobs.commit(
-            self.operation(stored, command, held=held, token=token, seconds=seconds)
-        )
+    def __init__(self, store: EtcdStore, told: Told, clock: MachineClock, namespace: str) -> None:
+        super().__init__(jobs=store.jobs, sessions=store.sessions, clock=clock, namespace=namespace)
+        self.store = store
+        self.told = told
 
     async def keys(self) -> dict[bytes, object]:
         """Every key below the root, as etcd has it."""
