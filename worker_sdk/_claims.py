@@ -207,13 +207,15 @@ class ClaimBook:
                     self._lose(claim, lost, given_away=False)
         return lost
 
-    def next_deadline(self) -> float:
-        """Return the earliest deadline of a running claim; infinity if there is none."""
+    def next_deadline(self, now: float) -> float:
+        """Return the earliest deadline after which something must be stopped; infinity if there is none.
+
+        Those of running claims, and the session's: a claim that arrives meanwhile may start with it.
+        """
         with self._lock:
-            return min(
-                (c.deadline for c in self._claims.values() if c.phase is ClaimPhase.RUNNING),
-                default=float("inf"),
-            )
+            running = [c.deadline for c in self._claims.values() if c.phase is ClaimPhase.RUNNING]
+            session = self._log.deadline
+        return min([*running, session if session > now else float("inf")])
 
     def lose_all(self) -> list[HeldClaim]:
         """End the session: empty the book and return the claims whose handlers must be told."""

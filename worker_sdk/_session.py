@@ -223,7 +223,7 @@ class Session:
         while not self._closing:
             self._expire()
             self._warn_of_stall()
-            if self._sleep_until(min(plan.due, self._book.next_deadline())):
+            if self._sleep_until(min(plan.due, self._book.next_deadline(now()))):
                 plan.hurry(now())
             if now() < plan.due or self._closing:
                 continue
@@ -236,7 +236,8 @@ class Session:
                     number=number,
                     sent=sent,
                     claims=[line for _, line in listed],
-                    timeout=beat_timeout(interval),
+                    # A beat that hangs must not keep this thread from stopping what is no longer safe.
+                    timeout=min(beat_timeout(interval), max(0.1, self._book.next_deadline(sent) - sent)),
                 )
             except SessionNotFound:
                 return False

@@ -96,13 +96,12 @@ class JobWatch:
             pause: float | None = None
             try:
                 async with aclosing(self._open(self.revision)) as stream:
+                    # The first message comes at once, or the coordinator is deaf. Later silence is quiet.
+                    limit: float | None = self._timeout
                     while True:
-                        # Without a first message in time the coordinator is deaf; later silence is just
-                        # quiet.
-                        limit = self._timeout if failing_since is not None or self.revision == 0 else None
                         async with asyncio.timeout(limit):
                             message = await anext(stream)
-                        failures, failing_since = 0, None
+                        failures, failing_since, limit = 0, None, None
                         self.revision = message if isinstance(message, int) else message.revision
                         yield message
             except StopAsyncIteration:

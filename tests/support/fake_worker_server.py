@@ -1,7 +1,7 @@
 """A small coordinator for tests of the SDK: real gRPC on loopback, state in memory, faults by script.
 
-It knows sessions, claims, fencing and replays as far as a worker can tell; it is no model of the service. Runs in
-threads of its own, so that a test may block its event loop.
+It knows sessions, claims, fencing and replays as far as a worker can tell; it is no model of the service.
+Runs in threads of its own, so that a test may block its event loop.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class FakeCoordinator(WorkerServiceServicer, JobServiceServicer):
         self._pending: deque[str] = deque()
         self._faults: dict[str, deque[Fault]] = defaultdict(deque)
         self._always: dict[str, Fault] = {}
-        self._revision = itertools.count(100)
+        self._revision = itertools.count(101)
         self._now = 100
         self._changed = threading.Condition(threading.RLock())
         self._stopped = False
@@ -163,6 +163,7 @@ class FakeCoordinator(WorkerServiceServicer, JobServiceServicer):
             options=[
                 ("grpc.so_reuseport", 0),
                 ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),
+                ("grpc.keepalive_permit_without_calls", 1),
             ],
         )
         add_WorkerServiceServicer_to_server(self, self._server)
@@ -356,9 +357,7 @@ class FakeCoordinator(WorkerServiceServicer, JobServiceServicer):
             record.attempt += 1
             record.state = "running"
             record.claimed_at.append(time.monotonic())
-            record.held = _Held(
-                request.session_id, token, request.request_id, record.spec, record.attempt
-            )
+            record.held = _Held(request.session_id, token, request.request_id, record.spec, record.attempt)
             claims.append(_claim(record))
         return claims
 
@@ -437,7 +436,9 @@ class FakeCoordinator(WorkerServiceServicer, JobServiceServicer):
                 self.jobs[job_id] = _Record(stored)
                 self._pending.append(job_id)
                 self._changed.notify_all()
-            return job_pb.SubmitResult(job_id=job_id, created=created, state=types.JOB_STATE_PENDING, etag="1")
+            return job_pb.SubmitResult(
+                job_id=job_id, created=created, state=types.JOB_STATE_PENDING, etag="1"
+            )
 
     def _job(self, job_id: str) -> types.Job | Status:
         record = self.jobs.get(job_id)
@@ -512,9 +513,7 @@ class FakeCoordinator(WorkerServiceServicer, JobServiceServicer):
         """Add a change for those who watch."""
         with self._changed:
             self.changes.append(
-                job_pb.WatchJobsResponse(
-                    revision=self._next(), job=types.Job(job_id=job_id), deleted=deleted
-                )
+                job_pb.WatchJobsResponse(revision=self._next(), job=types.Job(job_id=job_id), deleted=deleted)
             )
             self._changed.notify_all()
 
