@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from coordinator.core.commands import TakeAway, Taken
 from coordinator.core.effects import effects
 from coordinator.core.machine import Decision, decide
-from coordinator.errors import LeasekeeperError, StorageError
+from coordinator.errors import LeasekeeperError
 from coordinator.ports import Clock, Entropy, JobStore, Operation, Snapshot
-from coordinator.services.commits import settle_all
+from coordinator.services.commits import commit_each
 from coordinator.services.holders import Overdue
 
 __all__ = ["TakeAwayCounts", "TakeAwayPass"]
@@ -100,9 +100,9 @@ class TakeAwayPass:
                 counts.outdated += 1
             else:
                 pending.append((one, operation))
-        results = await settle_all([self._jobs.commit(operation) for _, operation in pending])
+        results = await commit_each(self._jobs, [operation for _, operation in pending])
         for (one, _), result in zip(pending, results, strict=True):
-            if isinstance(result, StorageError):
+            if isinstance(result, LeasekeeperError):
                 counts.failed += 1
                 self._again([one])
             elif result.won:

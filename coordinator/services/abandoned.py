@@ -14,7 +14,7 @@ from coordinator.core.commands import Release
 from coordinator.core.effects import effects
 from coordinator.core.job import Claim
 from coordinator.core.machine import Decision, decide
-from coordinator.errors import LeasekeeperError, StorageError
+from coordinator.errors import LeasekeeperError
 from coordinator.ports import Clock, Commit, JobStore, Operation, Stored
 from coordinator.services.window import Entry, Window
 
@@ -37,7 +37,7 @@ class Abandoned:
         self._clock = clock
         self._timeout = timeout
         self._pending: deque[
-            tuple[asyncio.Future[list[Commit | StorageError]], list[tuple[Window, Entry]]]
+            tuple[asyncio.Future[list[Commit | LeasekeeperError]], list[tuple[Window, Entry]]]
         ] = deque()
         self._claims: deque[tuple[Stored, Claim]] = deque()
         self._wake = asyncio.Event()
@@ -46,7 +46,7 @@ class Abandoned:
     def later(
         self,
         namespace: str,
-        pending: asyncio.Future[list[Commit | StorageError]],
+        pending: asyncio.Future[list[Commit | LeasekeeperError]],
         proposed: Sequence[tuple[Window, Entry]],
     ) -> None:
         """Commits under way whose caller is gone."""

@@ -17,7 +17,7 @@ from coordinator.core.commands import ClaimIt
 from coordinator.core.effects import effects
 from coordinator.core.job import Claim, Job
 from coordinator.core.machine import Decision, Refusal, decide
-from coordinator.errors import Reason, RequestError, StorageError
+from coordinator.errors import LeasekeeperError, Reason, RequestError, StorageError
 from coordinator.ports import (
     Clock,
     Commit,
@@ -34,7 +34,7 @@ from coordinator.ports import (
 from coordinator.services.abandoned import Abandoned
 from coordinator.services.api import ClaimedJob, ClaimQuery
 from coordinator.services.arrivals import Arrivals
-from coordinator.services.commits import settle_all
+from coordinator.services.commits import commit_each
 from coordinator.services.digests import claim_nonce
 from coordinator.services.fencing import check_present
 from coordinator.services.holders import Holders
@@ -283,7 +283,7 @@ class Dispatch:
     async def _commit(
         self, namespace: str, session_id: str, nonce: bytes, proposals: list[_Proposal]
     ) -> list[ClaimedJob]:
-        pending = asyncio.ensure_future(settle_all([self._jobs.commit(p.operation) for p in proposals]))
+        pending = asyncio.ensure_future(commit_each(self._jobs, [p.operation for p in proposals]))
         try:
             results = await asyncio.shield(pending)
         except asyncio.CancelledError:
@@ -294,7 +294,7 @@ class Dispatch:
         failure: RequestError | None = None
         for proposal, result in zip(proposals, results, strict=True):
             entry = proposal.entry
-            if isinstance(result, StorageError):
+            if isinstance(result, LeasekeeperError):
                 proposal.window.give_back(entry)
                 failure = refused(result)
             elif result.won:

@@ -32,7 +32,7 @@ from coordinator.ports import (
     Snapshot,
 )
 from coordinator.services.api import Authority, Beat, BeatReply, HeldClaim, NewSession, OpenedSession, Verdict
-from coordinator.services.commits import settle_all
+from coordinator.services.commits import commit_each
 from coordinator.services.digests import made_session_id, session_digest
 from coordinator.services.holders import Holders, Overdue
 from coordinator.services.storage_errors import refused
@@ -191,7 +191,7 @@ class Sessions:
             for (_, claim), snapshot in zip(claims, found, strict=True)
             if (operation := _release_operation(snapshot, claim, now_ms, deadline)) is not None
         ]
-        results = await settle_all([self._jobs.commit(operation) for operation in operations])
+        results = await commit_each(self._jobs, operations)
         return sum(1 for result in results if isinstance(result, Commit) and result.won)
 
 
