@@ -13,7 +13,6 @@ from coordinator.embedded.etcd_process import EtcdOptions, EtcdProcess
 from tests.fault.support.calls import Calls
 from tests.fault.support.court import Court
 from tests.fault.support.processes import Coordinator
-from tests.fault.support.sink import Sink
 from tests.support.services import ETCD_VERSION_VARIABLE, EtcdFactory
 
 
@@ -27,15 +26,9 @@ def shared(etcd_server: EtcdProcess, tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture
-def sink(tmp_path: Path) -> Sink:
-    """A fresh sink."""
-    return Sink(tmp_path / "sink.sqlite").create()
-
-
-@pytest.fixture
-def court(etcd_server: EtcdProcess, namespace: str, sink: Sink) -> Court:
+def court(etcd_server: EtcdProcess, namespace: str, tmp_path: Path) -> Court:
     """The judge of this test's namespace on the shared etcd."""
-    return Court(etcd_server.endpoints, namespace, sink)
+    return Court(etcd_server.endpoints, namespace, tmp_path / "sink.sqlite")
 
 
 @pytest.fixture
@@ -53,6 +46,6 @@ def own_etcd(etcd_factory: EtcdFactory) -> EtcdProcess:
 
 
 @pytest.fixture
-def own_court(own_etcd: EtcdProcess, namespace: str, sink: Sink) -> Court:
+def own_court(own_etcd: EtcdProcess, namespace: str, tmp_path: Path) -> Court:
     """The judge on the test's own etcd."""
-    return Court(own_etcd.endpoints, namespace, sink)
+    return Court(own_etcd.endpoints, namespace, tmp_path / "sink.sqlite")

@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -22,7 +22,7 @@ from leasekeeper.v1 import worker_service_pb2 as workers
 from leasekeeper.v1.job_service_pb2_grpc import JobServiceStub
 from leasekeeper.v1.worker_service_pb2_grpc import WorkerServiceStub
 
-__all__ = ["Calls", "Refused", "TimedCall", "refusal", "seconds"]
+__all__ = ["Calls", "Refused", "TimedCall", "available", "refusal", "seconds"]
 
 T = TypeVar("T")
 QUEUE, TYPE = "work", "effect"
@@ -96,6 +96,23 @@ async def refusal(call: Awaitable[Any]) -> Refused:
     except grpc.aio.AioRpcError as error:
         return told(error)
     raise AssertionError(f"not refused: {answer!r}")
+
+
+async def available(call: Callable[[], Awaitable[T]], *, timeout: float = 10.0) -> T:
+    """The answer of *call*, made again while the path or the coordinator says UNAVAILABLE.
+
+    Raises:
+        TimeoutError: not within *timeout* seconds.
+        grpc.aio.AioRpcError: any other refusal.
+    """
+    async with asyncio.timeout(timeout):
+        while True:
+            try:
+                return await call()
+            except grpc.aio.AioRpcError as error:
+                if error.code() is not grpc.StatusCode.UNAVAILABLE:
+                    raise
+            await asyncio.sleep(0.1)
 
 
 class Calls:

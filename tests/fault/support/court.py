@@ -6,6 +6,7 @@ import asyncio
 import urllib.request
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 from coordinator.core.job import TERMINAL, Job
 from coordinator.errors import StorageError
@@ -28,15 +29,23 @@ class Court:
     Args:
         endpoints: of etcd itself, never of a proxy.
         namespace: whose jobs.
-        sink: may stay empty.
+        sink: where handlers write; made, and judged, once it has been asked for.
     """
 
-    def __init__(self, endpoints: Sequence[str], namespace: str, sink: Sink) -> None:
+    def __init__(self, endpoints: Sequence[str], namespace: str, sink: Path) -> None:
         self.endpoints = tuple(endpoints)
         self.namespace = namespace
         self.keys = KeySpace().namespace(namespace)
-        self.sink = sink
+        self._sink_path = sink
+        self._sink: Sink | None = None
         self._codec = JobCodec()
+
+    @property
+    def sink(self) -> Sink:
+        """The sink, for workers."""
+        if self._sink is None:
+            self._sink = Sink(self._sink_path).create()
+        return self._sink
 
     @asynccontextmanager
     async def etcd(self) -> AsyncIterator[EtcdClient]:
@@ -94,9 +103,9 @@ class Court:
     async def judge(
         self, *, submitted: Iterable[str] | None = None, by_hand: Iterable[str] = (), quiet: bool = True
     ) -> Judgement:
-        """The judgement, which must be clean; see `judge`."""
+        """The judgement, which must be clean; see `judge`. Effects count where a worker has the sink."""
         history = await read_history(self.endpoints, self.namespace)
-        reading = await asyncio.to_thread(self.sink.read)
+        reading = None if self._sink is None else await asyncio.to_thread(self._sink.read)
         return judge(history, reading, submitted=submitted, by_hand=by_hand, quiet=quiet).clean()
 
     async def claim_revision(self, job_id: str) -> int:

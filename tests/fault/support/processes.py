@@ -17,7 +17,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator.embedded.child_process import ChildProcess, PortTaken, free_ports, listens_on
 
-__all__ = ["Coordinator", "Process", "WorkerProcess"]
+__all__ = ["Coordinator", "PollProcess", "Process", "WorkerProcess"]
 
 _SERVE = (sys.executable, "-m", "coordinator", "serve")
 _ROOT = Path(__file__).resolve().parents[3]
@@ -189,3 +189,31 @@ class WorkerProcess(Process):
 
     def _ready(self) -> bool:
         return "worker ready" in self.log
+
+
+class PollProcess(Process):
+    """`tests.fault.support.poll_program` as a process; an async context manager that starts and kills it.
+
+    ``__aenter__`` returns once it has a session.
+    """
+
+    def __init__(
+        self, endpoint: str, namespace: str, folder: Path, *, name: str, ttl: float = 2.0, wait: float = 20.0
+    ) -> None:
+        told = {"endpoint": endpoint, "namespace": namespace, "ttl": ttl, "wait": wait}
+        command = (sys.executable, "-m", "tests.fault.support.poll_program", json.dumps(told))
+        super().__init__(command, folder / f"{name}.log")
+
+    async def __aenter__(self) -> Self:
+        self.child.spawn()
+        await self.said("session ")
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.kill()
+
+    async def said(self, word: str) -> None:
+        """Wait until it has said *word*."""
+        await asyncio.to_thread(self.child.wait_ready, lambda: word in self.log, timeout=_START_SECONDS)

@@ -15,6 +15,7 @@ from pathlib import Path
 __all__ = ["Effect", "Sink", "SinkReading", "Start"]
 
 _SCHEMA = """
+CREATE TABLE fence (job TEXT PRIMARY KEY, token INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE effects (job TEXT PRIMARY KEY, token INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE starts (
     place INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT NOT NULL, token INTEGER NOT NULL,
@@ -30,9 +31,12 @@ CREATE TABLE notes (
 );
 """
 
-_UPSERT = """
-INSERT INTO effects (job, token) VALUES (?, ?)
-ON CONFLICT (job) DO UPDATE SET token = excluded.token WHERE excluded.token >= effects.token
+_FENCE = """
+INSERT INTO fence (job, token) VALUES (?, ?)
+ON CONFLICT (job) DO UPDATE SET token = excluded.token WHERE excluded.token >= fence.token
+"""
+_EFFECT = """
+INSERT INTO effects (job, token) VALUES (?, ?) ON CONFLICT (job) DO UPDATE SET token = excluded.token
 """
 
 
@@ -90,18 +94,21 @@ class Sink:
         return self
 
     def started(self, job: str, token: int, worker: str) -> float:
-        """Note that a handler began; when."""
+        """Note that a handler began, and refuse older ones from now on; when."""
         now = time.monotonic()
         with self._transaction() as cursor:
+            cursor.execute(_FENCE, (job, token))
             cursor.execute(
                 "INSERT INTO starts (job, token, worker, at) VALUES (?, ?, ?, ?)", (job, token, worker, now)
             )
         return now
 
     def write(self, job: str, token: int, worker: str, t_start: float) -> bool:
-        """Store the effect unless one with a higher token was there first; whether it was taken."""
+        """Store the effect unless a higher token has been seen; whether it was taken."""
         with self._transaction() as cursor:
-            accepted = cursor.execute(_UPSERT, (job, token)).rowcount > 0
+            accepted = cursor.execute(_FENCE, (job, token)).rowcount > 0
+            if accepted:
+                cursor.execute(_EFFECT, (job, token))
             cursor.execute(
                 "INSERT INTO log (job, token, worker, t_start, t_end, accepted) VALUES (?, ?, ?, ?, ?, ?)",
                 (job, token, worker, t_start, time.monotonic(), accepted),

@@ -3,8 +3,8 @@
     {"endpoints", "namespace", "name", "sink", "queues": {name: slots}, "ttl", "drain", "poll_wait", "gates"}
 
 Types: ``effect`` (async) and ``effect-sync`` (in a thread). The payload is JSON: ``work`` seconds to work;
-``gate`` a file in the folder *gates* to wait for; ``deaf``: wait without asking the SDK anything; ``fail``:
-raise before the effect; ``result``: bytes of result.
+``gate`` a file in the folder *gates* to wait for, where ``{attempt}`` is the attempt's number; ``deaf``: wait
+without asking the SDK anything; ``fail``: raise before the effect; ``result``: bytes of result.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Handlers:
         start = await asyncio.to_thread(self._sink.started, ctx.job_id, ctx.fencing_token, self._name)
         try:
             until = time.monotonic() + told.get("work", 0.0)
-            while self._shut(told):  # noqa: ASYNC110 - the gate is a file that another process makes
+            while self._shut(told, ctx.attempt):  # noqa: ASYNC110 - the gate is a file that another process makes
                 await asyncio.sleep(_POLL)
             await asyncio.sleep(max(0.0, until - time.monotonic()))
         except asyncio.CancelledError:
@@ -58,7 +58,7 @@ class Handlers:
         told: dict[str, Any] = json.loads(ctx.payload or b"{}")
         start = self._sink.started(ctx.job_id, ctx.fencing_token, self._name)
         until = time.monotonic() + told.get("work", 0.0)
-        while self._shut(told) or time.monotonic() < until:
+        while self._shut(told, ctx.attempt) or time.monotonic() < until:
             time.sleep(_POLL)
             if not told.get("deaf"):
                 ctx.check()
@@ -67,8 +67,9 @@ class Handlers:
         self._sink.write(ctx.job_id, ctx.fencing_token, self._name, start)
         return b"r" * told.get("result", 0)
 
-    def _shut(self, told: dict[str, Any]) -> bool:
-        return bool(told.get("gate")) and not (self._gates / told["gate"]).exists()
+    def _shut(self, told: dict[str, Any], attempt: int) -> bool:
+        gate = told.get("gate", "")
+        return bool(gate) and not (self._gates / gate.format(attempt=attempt)).exists()
 
 
 def _end_with_the_test(parent: int) -> None:

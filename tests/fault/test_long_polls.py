@@ -1,0 +1,130 @@
+"""Polls of workers that are dead, frozen or just leaving: no job stays with them."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from coordinator.embedded.etcd_process import EtcdProcess
+from tests.fault.support.calls import Calls
+from tests.fault.support.court import Court
+from tests.fault.support.processes import Coordinator, PollProcess, WorkerProcess
+from tests.support.polling import eventually
+
+TTL = 2.0
+
+
+async def test_a_job_passes_by_a_poll_whose_connection_has_ended(
+    shared: Coordinator, calls: Calls, court: Court, tmp_path: Path
+) -> None:
+    """Fault case 002 (a): the dead worker's poll is first in line, and its end has been seen."""
+    async with PollProcess(shared.endpoint, calls.namespace, tmp_path, name="dead") as dead:
+        second = await calls.open(ttl=10)
+        polling = asyncio.create_task(calls.claim(second, wait=10))
+        await dead.kill()
+
+        await calls.submit("j1")
+        submitted = time.monotonic()
+        [claim] = await polling
+
+    assert time.monotonic() - submitted < 1.0
+    assert claim.job_id == "j1"
+    assert await calls.complete(claim) == "SUCCEEDED"
+    job = (await court.judge(submitted=["j1"])).jobs["j1"]
+    assert (job.failures, job.lease_losses) == (0, 0)
+
+
+async def test_a_job_handed_to_a_silent_poll_is_back_within_its_ttl(
+    shared: Coordinator, calls: Calls, court: Court, tmp_path: Path
+) -> None:
+    """Fault case 002 (b): the worker is frozen, so its connection stays open and its poll is answered.
+
+    It beats no more, so its lease ends within one TTL, and P8 asks for no further wait.
+    """
+    async with PollProcess(shared.endpoint, calls.namespace, tmp_path, name="frozen", ttl=TTL) as frozen:
+        frozen.pause()
+        second = await calls.open(ttl=10)
+
+        await calls.submit("j1")
+        submitted = time.monotonic()
+        [claim] = await calls.claim(second, wait=10)
+
+    assert time.monotonic() - submitted < TTL + 2.0
+    assert await calls.complete(claim) == "SUCCEEDED"
+    judgement = await court.judge(submitted=["j1"])
+    assert judgement.jobs["j1"].failures == 0
+
+
+@pytest.mark.parametrize("rounds", [8, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+async def test_a_worker_that_leaves_swallows_no_job(
+    rounds: int, shared: Coordinator, calls: Calls, court: Court, tmp_path: Path
+) -> None:
+    """Fault case 003: SIGTERM and the submission within 20 ms of each other, in either order.
+
+    The idle worker polls anew so often that the one that leaves is first in line.
+    """
+    chance = random.Random(3)
+    told = {"sink": court.sink.path, "ttl": 5.0}
+    ids = [f"j{number}" for number in range(rounds)]
+    submitted: dict[str, float] = {}
+    async with WorkerProcess(shared.endpoint, calls.namespace, tmp_path, name="idle", poll_wait=0.2, **told):
+        for job_id in ids:
+            async with WorkerProcess(
+                shared.endpoint, calls.namespace, tmp_path, name=f"leaves-{job_id}", **told
+            ) as leaves:
+                await asyncio.sleep(0.25 + chance.uniform(0, 0.02))
+                first, second = chance.uniform(0, 0.02), chance.uniform(0, 0.02)
+                asyncio.get_running_loop().call_later(first, leaves.signal, signal.SIGTERM)
+                await asyncio.sleep(second)
+                submitted[job_id] = time.monotonic()
+                await calls.submit(job_id)
+                assert await leaves.wait(10) == 0, leaves.log
+        jobs = await court.ended(ids, timeout=10)
+
+    reading = court.read()
+    delays = {job_id: reading.starts_of(job_id)[-1].at - submitted[job_id] for job_id in ids}
+    assert max(delays.values()) < 1.0, delays
+    assert {(job.failures, job.lease_losses) for job in jobs.values()} == {(0, 0)}
+    assert len(reading.effects) == rounds
+    await court.judge(submitted=ids)
+
+
+async def test_jobs_submitted_while_the_coordinator_was_frozen_start_at_once_after_it(
+    own_etcd: EtcdProcess, own_court: Court, namespace: str, tmp_path: Path
+) -> None:
+    """Fault case 014: the beats fail just as jobs are assigned."""
+    ids = [f"j{number}" for number in range(20)]
+    async with (
+        Coordinator(own_etcd.endpoints, tmp_path) as coordinator,
+        WorkerProcess(
+            coordinator.endpoint,
+            namespace,
+            tmp_path,
+            name="w1",
+            sink=own_court.sink.path,
+            ttl=8.0,
+            queues={"work": 20},
+        ),
+        Calls(coordinator.endpoint, namespace) as calls,
+    ):
+        await calls.submit("warm-up")
+        await own_court.ended(["warm-up"], timeout=5)
+        coordinator.pause()
+        begin = time.monotonic()
+        submitting = [asyncio.create_task(calls.submit(job_id, timeout=10)) for job_id in ids]
+        await eventually(lambda: time.monotonic() - begin > 3.0, what="three seconds")
+        coordinator.resume()
+        resumed = time.monotonic()
+        await asyncio.gather(*submitting)
+        jobs = await own_court.ended(ids, timeout=15)
+
+    reading = own_court.read()
+    starts = [reading.starts_of(job_id)[0].at - resumed for job_id in ids]
+    assert max(starts) < 8.0 + 1.0, starts
+    assert {job.attempt for job in jobs.values()} == {1}
+    await own_court.judge(submitted=[*ids, "warm-up"])
