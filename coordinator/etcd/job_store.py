@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable
 from typing import Final
 
 from coordinator.core.fencing import split_token
+from coordinator.core.job import RETAINED
 from coordinator.core.machine import Guard
 from coordinator.errors import CodecError, LeaseNotFound, NotApplied, Reason, RequestError
 from coordinator.etcd import wire
 from coordinator.etcd.client import EtcdClient
 from coordinator.etcd.codec import FORMAT, decode_checkpoint, encode_checkpoint
-from coordinator.etcd.committer import Committer, GuardedOp, OpResult, Responses
+from coordinator.etcd.committer import Committer, GuardedOp, OpResult
 from coordinator.etcd.group_read import GroupReader
 from coordinator.etcd.job_reads import JobReader
 from coordinator.etcd.keys import KeySpace
+from coordinator.etcd.pending import Pending
 from coordinator.etcd.present import EtcdPresent, regressed_error
 from coordinator.etcd.retention import RetentionBuckets
 from coordinator.etcd.set_aside import SetAside
@@ -40,52 +42,7 @@ _CHECKPOINT_ROUNDS: Final = 5
 
 _CHECKPOINT_BYTES: Final = 4096
 _TYPES_REMEMBERED: Final = 10_000
-_BUCKET_ROUNDS: Final = 3
-
-
-class _Pending:
-    """One operation on its way. Awaited once; no task and no callback of its own."""
-
-    __slots__ = ("_again", "_commit", "_future", "_plan", "_store")
-
-    def __init__(
-        self, store: EtcdJobStore, plan: Plan, again: Callable[[], Awaitable[Commit]] | None = None
-    ) -> None:
-        self._store = store
-        self._again = again  # if the retention lease is dead and there was no other at hand
-        self._plan = plan
-        self._commit: Commit | None = None
-        plan.guarded.on_won = self._on_won
-        self._future: asyncio.Future[OpResult] = store.committer.enqueue(plan.guarded)
-
-    def replan(self, plan: Plan) -> GuardedOp:
-        """The same operation under another retention lease."""
-        self._plan = plan
-        plan.guarded.on_won = self._on_won
-        return plan.guarded
-
-    @property
-    def plan(self) -> Plan:
-        """As last built."""
-        return self._plan
-
-    def _on_won(self, revision: int, responses: Responses) -> None:
-        self._commit = self._store.codec.won(self._plan, revision, responses)
-        self._store.observer.applied(self._plan.operation, self._commit)
-
-    def cancel(self) -> None:
-        """Nobody will wait for it."""
-        if not self._future.cancel() and not self._future.cancelled():
-            self._future.exception()  # seen
-
-    def __await__(self) -> Generator[object, None, Commit]:
-        try:
-            result: OpResult = yield from self._future
-        except LeaseNotFound:
-            if self._again is None:
-                raise
-            return (yield from self._again().__await__())
-        return self._store.finish(self._plan, self._commit, result)
+_LEASE_ROUNDS: Final = 3
 
 
 class EtcdJobStore(JobReader):
@@ -140,64 +97,42 @@ class EtcdJobStore(JobReader):
             KeyFormatError: an id cannot be a key.
         """
         guard = operation.guard
-        if (guard is Guard.HELD or guard is Guard.READY) and self._present.regressed:
-            return asyncio.ensure_future(_refuse(regressed_error()))
-        if guard is Guard.HELD and split_token(operation.token).epoch != self._present.epoch:
-            return asyncio.ensure_future(self._lost_token(operation))
-        retained = 0
-        for write in operation.writes:
-            if write.retained and write.put:
-                retained += 1
-        if not retained:
-            return _Pending(self, self.codec.compile(operation))
+        if guard is Guard.HELD or guard is Guard.READY:
+            if self._present.regressed:
+                return asyncio.ensure_future(_refuse(regressed_error()))
+            if guard is Guard.HELD and split_token(operation.token).epoch != self._present.epoch:
+                return asyncio.ensure_future(self._lost_token(operation))
         after = operation.after
-        assert after is not None, "a deleted job retains nothing"
+        if after is None or after.state not in RETAINED:
+            return Pending(self, self.codec.compile(operation))
+        retained = sum([write.retained and write.put for write in operation.writes])
         lease = self._buckets.take(after.namespace, retained)
-        if not lease:
-            return asyncio.ensure_future(self._commit_with_bucket(operation, after.namespace, retained))
-        return self._retained(
-            operation,
-            after.namespace,
-            retained,
-            lease,
-            again=lambda: self._commit_with_bucket(operation, after.namespace, retained),
-        )
-
-    def _retained(
-        self,
-        operation: Operation,
-        namespace: str,
-        writes: int,
-        lease: int,
-        again: Callable[[], Awaitable[Commit]] | None = None,
-    ) -> _Pending:
         plan = self.codec.compile(operation, lease)
-        pending: _Pending
+        if not lease:
+            return asyncio.ensure_future(self.commit_with_lease(plan, retained))
+        return Pending(self, plan, retained)
 
-        def rebuild() -> GuardedOp | None:
-            self._buckets.dead(namespace, pending.plan.lease)
-            other = self._buckets.take(namespace, writes)
-            if not other:
-                return None
-            fresh = self.codec.compile(operation, other)
-            fresh.guarded.rebuild = rebuild
-            return pending.replan(fresh)
+    def replan(self, plan: Plan, retained: int) -> Plan | None:
+        """The same operation under another retention lease than the one that etcd called dead."""
+        namespace = plan.keys.namespace
+        self._buckets.dead(namespace, plan.lease)
+        lease = self._buckets.take(namespace, retained)
+        return self.codec.compile(plan.operation, lease) if lease else None
 
-        plan.guarded.rebuild = rebuild
-        pending = _Pending(self, plan, again)
-        return pending
-
-    async def _commit_with_bucket(self, operation: Operation, namespace: str, writes: int) -> Commit:
+    async def commit_with_lease(self, plan: Plan, retained: int) -> Commit:
         """Wait for a retention lease first; and again if etcd lost all that we had."""
-        for _ in range(_BUCKET_ROUNDS):
+        operation, namespace = plan.operation, plan.keys.namespace
+        for _ in range(_LEASE_ROUNDS):
+            self._buckets.dead(namespace, plan.lease)
             await self._buckets.ensure(namespace, deadline=operation.deadline)
-            lease = self._buckets.take(namespace, writes)
+            lease = self._buckets.take(namespace, retained)
             if not lease:
                 continue
+            plan = self.codec.compile(operation, lease)
             try:
-                return await self._retained(operation, namespace, writes, lease)
+                return await Pending(self, plan)
             except LeaseNotFound:
-                self._buckets.dead(namespace, lease)  # nothing was written: the next one
+                continue  # nothing was written: the next one
         raise NotApplied("retention leases die as fast as they are granted")
 
     async def _lost_token(self, operation: Operation) -> Commit:

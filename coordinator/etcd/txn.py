@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from coordinator.core.effects import Slot, Write
+from coordinator.core.effects import Slot
 from coordinator.core.fencing import make_token, split_token
 from coordinator.core.job import Claim
 from coordinator.core.machine import Guard
@@ -108,30 +108,36 @@ class TxnCodec:
         keys = self._space.namespace(job.namespace)
         state_key = keys.state(job.job_id)
         claim_key = keys.claim(job.job_id)
+        ready_key = b""
         lanes = [state_key]
         value = self._jobs.encode(operation.after) if operation.after is not None else b""
         thens: list[bytes] = []
         absent: list[bytes] = []
-        for write in operation.writes:
-            where = write.where
+        for where, put, retained in operation.writes:
             slot = where.slot
             if slot is Slot.STATE:
-                key = state_key
+                written = (
+                    wire.put(state_key, value, lease if retained else 0) if put else wire.delete(state_key)
+                )
+                thens.append(written)
+                continue
+            if slot is Slot.READY:
+                key = ready_key = keys.ready(where.queue, where.type, where.rank, where.job_id)
+                if put:
+                    thens.append(wire.put(key, value, 0))
+                    continue
             elif slot is Slot.CLAIM:
                 key = claim_key
             else:
                 key = keys.where(where)
-            if slot is Slot.UNIQUE:
-                lanes.append(key)
-                if write.put and (before is None or before.job.terminal):
-                    absent.append(key)
-            if not write.put:
-                thens.append(wire.delete(key))
-            elif slot is Slot.STATE or slot is Slot.READY:
-                thens.append(wire.put(key, value, lease if write.retained else 0))
-            else:
-                thens.append(self._put(operation, write, key, lease))
-        compares, elses = self._guard(operation, keys, state_key, claim_key)
+                if slot is Slot.UNIQUE:
+                    lanes.append(key)
+                    if put and (before is None or before.job.terminal):
+                        absent.append(key)
+            thens.append(
+                self._put(operation, slot, key, lease if retained else 0) if put else wire.delete(key)
+            )
+        compares, elses = self._guard(operation, keys, state_key, claim_key, ready_key)
         for key in absent:
             compares.append(wire.create_eq(key, 0))
             elses.append(wire.get(key))
@@ -155,7 +161,12 @@ class TxnCodec:
         return Plan(operation, keys, guarded, reads_at, lease)
 
     def _guard(
-        self, operation: Operation, keys: NamespaceKeys, state_key: bytes, claim_key: bytes
+        self,
+        operation: Operation,
+        keys: NamespaceKeys,
+        state_key: bytes,
+        claim_key: bytes,
+        ready_key: bytes,
     ) -> tuple[list[bytes], list[bytes]]:
         guard = operation.guard
         if guard is Guard.ABSENT:
@@ -174,9 +185,9 @@ class TxnCodec:
         claim = operation.claim
         if claim is None:
             raise ValueError("a claim operation carries its claim")
-        job = before.job
+        if not ready_key:
+            raise ValueError("a claim operation takes the job out of its line")
         witness = keys.session(claim.session)
-        ready_key = keys.ready(job.terms.queue, job.terms.type, job.rank, job.job_id)
         compares = [
             wire.mod_eq(ready_key, before.revision),
             unchanged,
@@ -186,27 +197,25 @@ class TxnCodec:
         elses.append(wire.get(witness))
         return compares, elses
 
-    def _put(self, operation: Operation, write: Write, key: bytes, lease: int) -> bytes:
+    def _put(self, operation: Operation, slot: Slot, key: bytes, lease: int) -> bytes:
         after = operation.after
         assert after is not None, "a deleted job has no puts"
-        retained = lease if write.retained else 0
-        slot = write.where.slot
         if slot is Slot.CLAIM:
             if operation.claim is None:
                 raise ValueError("only a claim operation puts a claim")
             return wire.put(key, encode_claim(operation.claim), int(operation.claim.session, 16))
         if slot is Slot.DUE:
-            return wire.put(key, encode_due(after), retained)
+            return wire.put(key, encode_due(after), lease)
         if slot is Slot.UNIQUE:
-            return wire.put(key, encode_unique(after.job_id), retained)
+            return wire.put(key, encode_unique(after.job_id), lease)
         if slot is Slot.CANCEL:
-            return wire.put(key, encode_cancel(operation.cancelled_by, self._now_ms()), retained)
+            return wire.put(key, encode_cancel(operation.cancelled_by, self._now_ms()), lease)
         if slot is Slot.RESULT:
-            return wire.put(key, encode_result(operation.big_result, after.result_content_type), retained)
+            return wire.put(key, encode_result(operation.big_result, after.result_content_type), lease)
         if slot is Slot.SPEC:
             if operation.spec is None:
                 raise ValueError("an operation that puts the spec carries it")
-            return wire.put(key, encode_spec(operation.spec), retained)
+            return wire.put(key, encode_spec(operation.spec), lease)
         raise ValueError(f"no transition puts a {slot.value} key")
 
     # --- read -------------------------------------------------------------------------------------
