@@ -17,6 +17,7 @@ from coordinator.config import Settings
 __all__ = ["new_event_loop", "serve"]
 
 _LOG = logging.getLogger(__name__)
+_GC_THRESHOLDS = (50_000, 20, 50)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -66,8 +67,11 @@ async def _serve(settings: Settings, ready: Callable[[str], None] | None) -> Non
 
 async def _announce(coordinator: Coordinator, ready: Callable[[str], None] | None) -> None:
     await coordinator.started.wait()
-    # What is loaded stays: the collector need not walk it again and again.
+    # What is loaded stays: the collector need not walk it again and again. And the index keeps thousands of
+    # jobs alive: with the default thresholds a fifth of the time went into looking at them (measured on the
+    # batch lifecycle).
     gc.collect()
     gc.freeze()
+    gc.set_threshold(*_GC_THRESHOLDS)
     if ready is not None:
         ready(coordinator.address)

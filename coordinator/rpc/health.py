@@ -32,10 +32,12 @@ class Health:
 
     Args:
         services: full names of the services whose health goes with readiness.
+        linger_s: how long a watcher's stream stays open after the last NOT_SERVING.
     """
 
-    def __init__(self, services: Sequence[str]) -> None:
+    def __init__(self, services: Sequence[str], *, linger_s: float = 0.5) -> None:
         self._services = frozenset(services)
+        self._linger_s = linger_s
         self._ready = False
         self._draining = False
         self._changed = asyncio.Event()
@@ -91,6 +93,8 @@ class Health:
                 await context.write(_Status(status=status))
                 last = status
             if self._draining:
+                # grpc.aio's callers drop a message that arrives together with the end of its stream.
+                await asyncio.sleep(self._linger_s)
                 return
             await changed.wait()
 

@@ -125,13 +125,25 @@ def _handlers(service: ServiceDescriptor, servicer: object, guard: CallGuard) ->
         parse = message_factory.GetMessageClass(method.input_type).FromString
         write = message_factory.GetMessageClass(method.output_type).SerializeToString
         read = guard.reader(parse, settings)
+        path = f"/{service.full_name}/{method.name}"
         if method.server_streaming:
             served = guard.stream(settings, behaviour)
-            handlers[method.name] = grpc.unary_stream_rpc_method_handler(served, read, write)
+            handlers[path] = grpc.unary_stream_rpc_method_handler(served, read, write)
         else:
             served = guard.unary(settings, behaviour)
-            handlers[method.name] = grpc.unary_unary_rpc_method_handler(served, read, write)
+            handlers[path] = grpc.unary_unary_rpc_method_handler(served, read, write)
     return handlers
+
+
+class _Methods(grpc.GenericRpcHandler):
+    """All methods in one table: gRPC asks its generic handlers one after the other, for every call."""
+
+    def __init__(self, handlers: Mapping[str, Any]) -> None:
+        self._handlers = handlers
+
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
+        """The handler of a method, None if it is not ours."""
+        return self._handlers.get(handler_call_details.method)
 
 
 def _credentials(tls: TlsConfig) -> grpc.ServerCredentials:
@@ -190,10 +202,8 @@ class RpcServer:
             jobs: JobService.
             workers: WorkerService.
         """
-        for service, servicer in ((_JOBS, jobs), (_WORKERS, workers)):
-            handlers = _handlers(service, servicer, guard)
-            generic = grpc.method_handlers_generic_handler(service.full_name, handlers)
-            self._server.add_generic_rpc_handlers((generic,))
+        handlers = _handlers(_JOBS, jobs, guard) | _handlers(_WORKERS, workers, guard)
+        self._server.add_generic_rpc_handlers((_Methods(handlers),))
         health.register(self._server)
         if self._config.reflection:
             register_reflection(self._server, [*SERVICES, HEALTH_SERVICE], guard.tokens)

@@ -109,7 +109,7 @@ async def served(
     """A server on a free port; everything of it has ended afterwards."""
     use, subscription = Scripted(), ScriptedSubscription()
     guard = CallGuard(RealClock(), PlainEntropy(), tokens, guard_config or GuardConfig())
-    health = Health(SERVICES)
+    health = Health(SERVICES, linger_s=0.1)
     jobs = JobServicer(
         JobUseCases(submission=use, changes=use, queries=use, subscription=subscription),  # type: ignore[arg-type]
         RealClock(),
