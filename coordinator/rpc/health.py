@@ -92,6 +92,7 @@ class Health:
             if status != last:
                 await context.write(_Status(status=status))
                 last = status
+                continue  # it may have changed during the write
             if self._draining:
                 # grpc.aio's callers drop a message that arrives together with the end of its stream.
                 await asyncio.sleep(self._linger_s)
