@@ -95,7 +95,6 @@ class JobCodec:
 
     def encode(self, job: Job) -> bytes:
         """The value of ``job``'s ``state`` and ``ready`` keys."""
-        progress = job.progress
         head = StateRecord(
             format=FORMAT,
             state=job.state,
@@ -103,21 +102,33 @@ class JobCodec:
             rank_ms=job.rank.ms,
             rank_counter=job.rank.counter,
             attempt=job.attempt,
-            failures=job.failures,
-            lease_losses=job.lease_losses,
-            uncharged=job.uncharged,
-            hold_ms=job.hold_ms,
-            cancel_requested=job.cancel_requested,
-            cancel_reason=job.cancel_reason,
             attempts=[_attempt_record(attempt) for attempt in job.attempts],
-            result=job.result,
-            result_content_type=job.result_content_type,
-            result_size=job.result_size,
-            end_reason=job.end_reason,
-            settle_ms=job.settle_ms,
         )
-        if progress is not None:
-            head.progress.CopyFrom(ProgressRecord(ratio=progress.ratio, note=progress.note))
+        # Setting an empty field costs as much as setting another one, and most of these are empty.
+        if job.failures:
+            head.failures = job.failures
+        if job.lease_losses:
+            head.lease_losses = job.lease_losses
+        if job.uncharged:
+            head.uncharged = job.uncharged
+        if job.hold_ms:
+            head.hold_ms = job.hold_ms
+        if job.cancel_requested:
+            head.cancel_requested = True
+        if job.cancel_reason:
+            head.cancel_reason = job.cancel_reason
+        if job.progress is not None:
+            head.progress.CopyFrom(ProgressRecord(ratio=job.progress.ratio, note=job.progress.note))
+        if job.result:
+            head.result = job.result
+        if job.result_content_type:
+            head.result_content_type = job.result_content_type
+        if job.result_size:
+            head.result_size = job.result_size
+        if job.end_reason:
+            head.end_reason = job.end_reason
+        if job.settle_ms:
+            head.settle_ms = job.settle_ms
         terms = self._terms.encode(job.terms)
         # Fields may come in any order, so the terms are spliced in behind.
         return b"".join((head.SerializeToString(), _TERMS_TAG, varint(len(terms)), terms))
@@ -163,7 +174,7 @@ def _attempt_record(attempt: Attempt) -> AttemptRecord:
         return AttemptRecord(
             number=attempt.number, session=attempt.session, start_ms=attempt.start_ms, outcome=attempt.outcome
         )
-    return AttemptRecord(
+    record = AttemptRecord(
         number=attempt.number,
         token=attempt.token,
         session=attempt.session,
@@ -171,11 +182,15 @@ def _attempt_record(attempt: Attempt) -> AttemptRecord:
         end_ms=attempt.end_ms,
         outcome=attempt.outcome,
         digest=attempt.digest,
-        failure_type=attempt.failure_type,
-        failure_message=attempt.failure_message,
         state_after=attempt.state_after or 0,
-        ready_ms_after=attempt.ready_ms_after,
     )
+    if attempt.failure_type:
+        record.failure_type = attempt.failure_type
+    if attempt.failure_message:
+        record.failure_message = attempt.failure_message
+    if attempt.ready_ms_after:
+        record.ready_ms_after = attempt.ready_ms_after
+    return record
 
 
 def _attempt(record: AttemptRecord) -> Attempt:

@@ -32,7 +32,9 @@ class GroupReadConfig:
     Attributes:
         max_keys: keys of one Txn; etcd's ``--max-txn-ops``.
         reply_bytes: expected bytes of one reply.
-        max_in_flight: reads under way at once; the second and further ones only while a full one waits.
+        max_in_flight: reads under way at once; the second and further ones only while a full one waits, or
+            the last one is slow.
+        slow: seconds after which a read without an answer holds up no other.
         max_waiting: callers waiting; one more is refused.
         timeout: longest wait for one reply, seconds.
     """
@@ -40,6 +42,7 @@ class GroupReadConfig:
     max_keys: int = 128
     reply_bytes: int = 3 * 1024 * 1024
     max_in_flight: int = 4
+    slow: float = 0.1
     max_waiting: int = 20_000
     timeout: float = 5.0
 
@@ -78,6 +81,7 @@ class GroupReader:
         self._waiting: deque[_Ask] = deque()
         self._keys_waiting = 0
         self._in_flight = 0
+        self._sent_at = 0.0
         self._tasks: asyncio.TaskGroup | None = None
         self._pump_scheduled = False
         self._closed = False
@@ -134,12 +138,15 @@ class GroupReader:
             asks = self._take()
             if asks:
                 self._in_flight += 1
+                self._sent_at = self._clock.monotonic()
                 self._tasks.create_task(self._read(asks))
 
     def _may_send(self) -> bool:
         if self._in_flight >= self._config.max_in_flight:
             return False
-        return not self._in_flight or self._keys_waiting >= self._config.max_keys
+        if not self._in_flight or self._keys_waiting >= self._config.max_keys:
+            return True
+        return self._clock.monotonic() - self._sent_at > self._config.slow
 
     def _take(self) -> list[_Ask]:
         asks: list[_Ask] = []

@@ -244,6 +244,10 @@ class EtcdJobStore(JobReader):
             self._types.clear()
         self._types.add(pair)
 
+    def forget_types(self) -> None:
+        """The store went back: what was registered may not be any more."""
+        self._types.clear()
+
     async def watch_states(
         self, namespace: str, *, after_revision: int, sink: StateSink, stop: Awaitable[None] | None = None
     ) -> None:

@@ -162,8 +162,7 @@ async def watch_states(
         config: see ``StateWatchConfig``.
 
     Raises:
-        Compacted: history from there on is gone, or is another cluster's.
-        EtcdUnavailable: the present revision could not be read at the start.
+        Compacted: history from there on is gone, is another cluster's, or has not been reached.
     """
     config = config or StateWatchConfig()
     follower = _Follower(client, keys, sink, codec, set_aside, config)
@@ -199,14 +198,19 @@ async def _follow(
     config: StateWatchConfig,
 ) -> None:
     follower.passed = after_revision
-    if not after_revision:
-        head = await client.range(keys.all_states().start, count_only=True, timeout=config.call_timeout)
-        follower.passed = head.header.revision
     pause = config.pause_first
     while True:  # until cancelled; every round waits for a stream or a pause
         stood_at = follower.passed
         try:
+            head = await client.range(keys.all_states().start, count_only=True, timeout=config.call_timeout)
+            if not follower.passed:
+                follower.passed = stood_at = head.header.revision
+            elif head.header.revision < follower.passed:
+                # etcd would wait in silence for a future that is another one.
+                raise Compacted(f"etcd's history ends before revision {follower.passed}: it went back")
             end = await follower.life()
+        except Compacted:
+            raise
         except StorageError as error:
             end = End(EndKind.BROKEN, str(error))
         if end.kind in (EndKind.COMPACTED, EndKind.ANOTHER_CLUSTER):

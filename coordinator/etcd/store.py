@@ -277,4 +277,5 @@ class EtcdStore:
 
     def _went_back(self, seen: int, got: int) -> None:
         self.own.forget()
+        self.jobs.forget_types()
         self.present.went_back(seen, got)

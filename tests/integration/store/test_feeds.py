@@ -8,11 +8,13 @@ import pytest
 
 from coordinator.core import commands as c
 from coordinator.core.job import JobState
+from coordinator.embedded.etcd_process import EtcdProcess
 from coordinator.errors import Compacted, KeyFormatError, Reason, RequestError
 from coordinator.etcd.namespaces import NamespacesConfig
 from coordinator.ports import Stored
 from tests.integration.store.conftest import Harness, HarnessFactory
 from tests.support.polling import eventually
+from tests.support.tcp_proxy import ProxyMode, TcpProxy
 
 
 async def listening(harness: Harness) -> None:
@@ -116,18 +118,6 @@ async def test_records_are_watched_from_any_revision_on(harness: Harness) -> Non
     await watching
 
 
-async def test_records_are_watched_from_now_on_over_a_broken_stream(harness: Harness) -> None:
-    sink = Sink()
-    watching = asyncio.create_task(
-        harness.store.jobs.watch_states(harness.namespace, after_revision=0, sink=sink)
-    )
-    await eventually(lambda: sink.began)
-    await harness.submitted("j1")
-    await eventually(lambda: len(sink.heard) == 1)
-    watching.cancel()
-    await asyncio.gather(watching, return_exceptions=True)
-
-
 async def test_compacted_records_cannot_be_watched(harness: Harness) -> None:
     first = await harness.submitted("j1")
     await harness.submitted("j2")
@@ -138,3 +128,37 @@ async def test_compacted_records_cannot_be_watched(harness: Harness) -> None:
             await harness.store.jobs.watch_states(
                 harness.namespace, after_revision=first.revision, sink=Sink()
             )
+
+
+async def test_a_revision_that_was_not_reached_cannot_be_watched_from(harness: Harness) -> None:
+    first = await harness.submitted("j1")
+    with pytest.raises(Compacted):
+        async with asyncio.timeout(5):
+            await harness.store.jobs.watch_states(
+                harness.namespace, after_revision=first.revision + 10**6, sink=Sink()
+            )
+
+
+async def test_records_are_watched_over_a_broken_stream_without_a_gap(
+    etcd_server: EtcdProcess, make_harness: HarnessFactory
+) -> None:
+    async with (
+        TcpProxy(etcd_server.endpoint) as proxy,
+        make_harness(proxy.endpoint) as hearing,
+        make_harness() as acting,
+    ):
+        sink = Sink()
+        watching = asyncio.create_task(
+            hearing.store.jobs.watch_states(hearing.namespace, after_revision=0, sink=sink)
+        )
+        await eventually(lambda: sink.began)
+        await acting.submitted("j1")
+        await eventually(lambda: len(sink.heard) == 1)
+        proxy.set_mode(ProxyMode.RESET)
+        await acting.submitted("j2")
+        proxy.set_mode(ProxyMode.PASS)
+        await acting.submitted("j3")
+        await eventually(lambda: len(sink.heard) == 3, timeout=15)
+        assert [job_id for _, job_id, _ in sink.heard] == ["j1", "j2", "j3"]
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)
