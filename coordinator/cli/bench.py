@@ -13,6 +13,7 @@ import typer
 
 from coordinator.cli.bench_suite import BenchSizes, Suite
 from coordinator.cli.dev_servers import MissingExtra
+from coordinator.cli.dev_signals import interrupt_on_sigterm
 from coordinator.embedded.child_process import ChildStartError
 
 __all__ = ["bench"]
@@ -146,7 +147,8 @@ def _scaled(size: int, scale: float) -> int:
 
 def _guarded(run: Callable[[], None]) -> None:
     try:
-        run()
+        with interrupt_on_sigterm():
+            run()
     except (MissingExtra, ChildStartError) as error:
         print(f"leasekeeper bench: {error}", file=sys.stderr)
         raise typer.Exit(_CANNOT_RUN) from error

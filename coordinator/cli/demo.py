@@ -16,6 +16,7 @@ from coordinator.cli.demo_input import collect_units, default_input
 from coordinator.cli.demo_run import DemoConfig, DemoFailed, run_demo
 from coordinator.cli.demo_view import PlainView, summary_lines, view_for
 from coordinator.cli.dev_servers import MissingExtra
+from coordinator.cli.dev_signals import interrupt_on_sigterm
 from coordinator.embedded.child_process import ChildStartError
 
 __all__ = ["demo"]
@@ -47,28 +48,29 @@ def demo(
     console = Console(stderr=as_json)
     view = PlainView(console) if as_json else view_for(console)
     folder = Path(tempfile.mkdtemp(prefix="leasekeeper-demo-"))
-    good = False
+    keep = False
     try:
-        with view:
+        with interrupt_on_sigterm(), view:
             view.tell(f"{len(units)} jobs from {source}, {workers} workers, session TTL 3 s")
             config = DemoConfig(folder=folder, input_folder=source.resolve(), workers=workers)
             summary, reading = run_demo(config, units, view)
-        good = summary.good
+        keep = not summary.good
     except MissingExtra as error:
         print(f"leasekeeper demo: {error}", file=sys.stderr)
         raise typer.Exit(_CANNOT_RUN) from error
     except (DemoFailed, ChildStartError) as error:
+        keep = True
         print(f"leasekeeper demo: {error}", file=sys.stderr)
         raise typer.Exit(_NOT_SHOWN) from error
     finally:
-        if good:
-            shutil.rmtree(folder, ignore_errors=True)
-        else:
+        if keep:
             print(f"data and logs stay in {folder}", file=sys.stderr)
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
     if as_json:
         print(json.dumps(summary.to_dict()))
     else:
         for line in summary_lines(summary, reading.statuses):
             console.print(line, markup=False, highlight=False)
-    if not good:
+    if not summary.good:
         raise typer.Exit(_NOT_SHOWN)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +12,7 @@ import typer
 
 from coordinator.cli.dev_folder import DevFolder, FolderBusy
 from coordinator.cli.dev_servers import CoordinatorProcess, MissingExtra, dev_etcd, dev_valkey
+from coordinator.cli.dev_signals import stop_signals
 from coordinator.cli.dev_tour import tour_lines
 from coordinator.embedded.child_process import ChildStartError
 
@@ -41,7 +40,7 @@ def dev(
     program is missing.
     """
     try:
-        with _stop_signals() as stop:
+        with stop_signals() as stop:
             clean = _run(DevFolder(folder), port, stop)
     except (FolderBusy, MissingExtra) as error:
         print(f"leasekeeper dev: {error}", file=sys.stderr)
@@ -87,19 +86,3 @@ def _run(folder: DevFolder, port: int, stop: threading.Event) -> bool:
                 print(f"leasekeeper dev: {ended[0]} has ended; see its log in {folder.root}", file=sys.stderr)
                 return False
     return True
-
-
-@contextlib.contextmanager
-def _stop_signals() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set; a start under way is finished first, and then undone."""
-    stop = threading.Event()
-
-    def note(number: int, frame: object) -> None:
-        stop.set()
-
-    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield stop
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

@@ -36,7 +36,8 @@ def tour_lines(endpoint: str) -> list[str]:
     claim = call(
         "WorkerService",
         "ClaimJob",
-        f"""'{{"request_id": "claim-{now}", "session_id": "'$SESSION'", "job_id": "'$JOB'", "wait": "5s"}}'""",
+        f"""'{{"request_id": "claim-{now}", """
+        """"session_id": "'$SESSION'", "job_id": "'$JOB'", "wait": "5s"}'""",
     )
     beat = call(
         "WorkerService",
