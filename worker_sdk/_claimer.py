@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from worker_sdk._machine import backoff_delay, poll_size
@@ -204,6 +204,8 @@ class Claimer:
         Not certain to find everything: a coordinator may still be carrying out the first try. What is missed
         goes back when the session closes, or because no beat lists it.
         """
+        # A repeat that finds nothing is answered like a first call: at most one job is claimed for nothing.
+        ask = replace(ask, max_jobs=1)
         for attempt in range(1, _RECOVERY_TRIES + 1):
             try:
                 jobs = await self._call(ask, repeat=True, wait=0.0, timeout=_RECOVERY_TIMEOUT)

@@ -122,6 +122,7 @@ class FakeCoordinator(WorkerServiceServicer, JobServiceServicer):
     Attributes:
         calls: every request that came in, by method.
         jobs: the jobs by id.
+        polling: claim calls that wait for a job.
     """
 
     def __init__(self, *, ttl: float = 10.0, interval: float = 0.0, safe: float | None = None) -> None:
@@ -140,6 +141,7 @@ class FakeCoordinator(WorkerServiceServicer, JobServiceServicer):
         self._revision = itertools.count(101)
         self._now = 100
         self._changed = threading.Condition(threading.RLock())
+        self.polling = 0
         self._stopped = False
         self._server: grpc.Server | None = None
         self.endpoint = ""
@@ -336,11 +338,14 @@ class FakeCoordinator(WorkerServiceServicer, JobServiceServicer):
                 while True:
                     if not self.sessions.get(request.session_id):
                         return status_of(grpc.StatusCode.NOT_FOUND, "SESSION_NOT_FOUND")
-                    claims = self._take(request)
+                    gone = self._stopped or not context.is_active()
+                    claims = [] if gone else self._take(request)
                     left = deadline - time.monotonic()
-                    if claims or left <= 0 or self._stopped or not context.is_active():
+                    if claims or left <= 0 or gone:
                         return pb.ClaimJobsResponse(claims=claims)
+                    self.polling += 1
                     self._changed.wait(min(left, 0.02))
+                    self.polling -= 1
 
         return self._serve("ClaimJobs", request, context, work)
 
