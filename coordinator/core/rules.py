@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Final
 
 from coordinator.core import commands as c
+from coordinator.core.copying import changed
 from coordinator.core.job import (
     ATTEMPTS_KEPT,
     INLINE_RESULT_BYTES,
@@ -45,7 +45,7 @@ def claim(job: Job, command: c.ClaimIt, now_ms: int) -> Job:
         return job
     held = command.claim
     started = Attempt(number=job.attempt + 1, session=held.session, start_ms=held.start_ms)
-    return replace(
+    return changed(
         job,
         state=JobState.RUNNING,
         attempt=started.number,
@@ -58,7 +58,7 @@ def complete(job: Job, command: c.Complete, now_ms: int) -> Job:
     """SUCCEEDED. A large result is left to a key of its own."""
     inline = len(command.result) <= INLINE_RESULT_BYTES
     return _end_attempt(
-        replace(
+        changed(
             job,
             state=JobState.SUCCEEDED,
             result=command.result if inline else b"",
@@ -79,20 +79,20 @@ def fail(job: Job, command: c.Fail, now_ms: int) -> Job:
     failures = job.failures + 1
     policy = job.terms.retry
     if job.cancel_requested:
-        after = _cancelled(replace(job, failures=failures), now_ms)
+        after = _cancelled(changed(job, failures=failures), now_ms)
     elif command.no_retry:
-        after = _dead(replace(job, failures=failures), now_ms, "told not to retry")
+        after = _dead(changed(job, failures=failures), now_ms, "told not to retry")
     elif command.failure_type in policy.non_retryable_types:
         after = _dead(
-            replace(job, failures=failures), now_ms, f"failure type {command.failure_type} is not retryable"
+            changed(job, failures=failures), now_ms, f"failure type {command.failure_type} is not retryable"
         )
     elif failures > policy.max_retries:
-        after = _dead(replace(job, failures=failures), now_ms, "retries used up")
+        after = _dead(changed(job, failures=failures), now_ms, "retries used up")
     else:
         delay = command.retry_delay_ms
         if delay is None:
             delay = delay_ms(policy, failures, command.jitter_number)
-        after = _wait(replace(job, failures=failures), now_ms, delay)
+        after = _wait(changed(job, failures=failures), now_ms, delay)
     return _end_attempt(
         after,
         now_ms,
@@ -121,25 +121,25 @@ def release(job: Job, command: c.Release, now_ms: int) -> Job:
 
 def cancel(job: Job, command: c.Cancel, now_ms: int) -> Job:
     """A waiting job is cancelled at once."""
-    return _cancelled(replace(job, cancel_reason=command.reason), now_ms)
+    return _cancelled(changed(job, cancel_reason=command.reason), now_ms)
 
 
 def request_cancel(job: Job, command: c.Cancel, now_ms: int) -> Job:
     """A running job is asked to stop; asking again changes nothing."""
     if job.cancel_requested:
         return job
-    return replace(job, cancel_requested=True, cancel_reason=command.reason)
+    return changed(job, cancel_requested=True, cancel_reason=command.reason)
 
 
 def lose(job: Job, command: c.Lose, now_ms: int) -> Job:
     """Its holder died: claimable again at once, or QUARANTINED."""
     losses = job.lease_losses + 1
     if job.cancel_requested:
-        after = _cancelled(replace(job, lease_losses=losses), now_ms)
+        after = _cancelled(changed(job, lease_losses=losses), now_ms)
     elif losses > job.terms.retry.max_lease_losses:
-        after = _quarantined(replace(job, lease_losses=losses), now_ms)
+        after = _quarantined(changed(job, lease_losses=losses), now_ms)
     else:
-        after = _wait(replace(job, lease_losses=losses), now_ms, 0)
+        after = _wait(changed(job, lease_losses=losses), now_ms, 0)
     return _end_attempt(after, now_ms, AttemptOutcome.LOST, token=command.token)
 
 
@@ -156,10 +156,10 @@ def take_away(job: Job, command: c.TakeAway, now_ms: int) -> Job:
     elif command.why is c.Taken.TIMED_OUT:
         failures = job.failures + 1
         if failures > job.terms.retry.max_retries:
-            after = _dead(replace(job, failures=failures), now_ms, command.reason or "timed out")
+            after = _dead(changed(job, failures=failures), now_ms, command.reason or "timed out")
         else:
             delay = max(hold, delay_ms(job.terms.retry, failures, command.jitter_number))
-            after = replace(_wait(replace(job, failures=failures), now_ms, delay), hold_ms=hold)
+            after = changed(_wait(changed(job, failures=failures), now_ms, delay), hold_ms=hold)
     else:
         after = _returned(job, now_ms, hold, hold_ms=hold)
     return _end_attempt(
@@ -178,7 +178,7 @@ def fall_due(job: Job, command: c.FallDue, now_ms: int) -> Job:
         total = terms.total_timeout_ms and now_ms >= terms.submit_ms + terms.total_timeout_ms
         return _dead(job, now_ms, "total timeout" if total else "queue timeout")
     if job.state is JobState.SCHEDULED and now_ms >= job.ready_ms:
-        return replace(job, state=JobState.PENDING, rank=_rank(job.terms, job.ready_ms), hold_ms=0)
+        return changed(job, state=JobState.PENDING, rank=_rank(job.terms, job.ready_ms), hold_ms=0)
     return job
 
 
@@ -190,7 +190,7 @@ def update(job: Job, command: c.Update, now_ms: int) -> Job:
     """
     terms = job.terms
     if command.priority is not None or command.due_ms is not None:
-        terms = replace(
+        terms = changed(
             terms,
             priority=terms.priority if command.priority is None else command.priority,
             due_ms=terms.due_ms if command.due_ms is None else command.due_ms,
@@ -200,13 +200,13 @@ def update(job: Job, command: c.Update, now_ms: int) -> Job:
         waits = job.state is JobState.PENDING and command.run_at_ms <= now_ms
         ready_ms = job.ready_ms if waits else max(command.run_at_ms, job.ready_ms if job.hold_ms else now_ms)
         state = JobState.SCHEDULED if ready_ms > now_ms or job.hold_ms else JobState.PENDING
-    after = replace(job, terms=terms, ready_ms=ready_ms, state=state, rank=_rank(terms, ready_ms))
+    after = changed(job, terms=terms, ready_ms=ready_ms, state=state, rank=_rank(terms, ready_ms))
     return job if after == job else after
 
 
 def repair(job: Job, command: c.Repair, now_ms: int) -> Job:
     """The same record as a new object: it is to be written again."""
-    return replace(job)
+    return changed(job)
 
 
 def delete(job: Job, command: c.Delete, now_ms: int) -> None:
@@ -238,7 +238,7 @@ def _expired(job: Job, now_ms: int) -> bool:
 def _wait(job: Job, now_ms: int, delay: int) -> Job:
     delay = max(0, min(delay, MAX_DELAY_MS))
     ready_ms = now_ms + delay
-    return replace(
+    return changed(
         job,
         state=JobState.SCHEDULED if delay > 0 else JobState.PENDING,
         ready_ms=ready_ms,
@@ -250,28 +250,28 @@ def _returned(job: Job, now_ms: int, delay: int, *, hold_ms: int) -> Job:
     """An uncharged return; too many of them count as lease losses."""
     uncharged = job.uncharged + 1
     losses = job.lease_losses + (1 if uncharged > FREE_RETURNS else 0)
-    job = replace(job, uncharged=uncharged, lease_losses=losses)
+    job = changed(job, uncharged=uncharged, lease_losses=losses)
     if job.cancel_requested:
         return _cancelled(job, now_ms)
     if losses > job.terms.retry.max_lease_losses and uncharged > FREE_RETURNS:
-        return replace(
+        return changed(
             _quarantined(job, now_ms), end_reason=f"returned {uncharged} times without a settlement"
         )
-    return replace(_wait(job, now_ms, delay), hold_ms=hold_ms)
+    return changed(_wait(job, now_ms, delay), hold_ms=hold_ms)
 
 
 def _dead(job: Job, now_ms: int, why: str) -> Job:
-    return replace(job, state=JobState.DEAD, end_reason=why, settle_ms=now_ms, hold_ms=0)
+    return changed(job, state=JobState.DEAD, end_reason=why, settle_ms=now_ms, hold_ms=0)
 
 
 def _cancelled(job: Job, now_ms: int) -> Job:
     why = job.cancel_reason or "cancelled"
-    return replace(job, state=JobState.CANCELLED, end_reason=why, settle_ms=now_ms, hold_ms=0)
+    return changed(job, state=JobState.CANCELLED, end_reason=why, settle_ms=now_ms, hold_ms=0)
 
 
 def _quarantined(job: Job, now_ms: int) -> Job:
     why = f"its holders died {job.lease_losses} times"
-    return replace(job, state=JobState.QUARANTINED, end_reason=why, settle_ms=now_ms, hold_ms=0)
+    return changed(job, state=JobState.QUARANTINED, end_reason=why, settle_ms=now_ms, hold_ms=0)
 
 
 def _end_attempt(
@@ -286,7 +286,7 @@ def _end_attempt(
     progress: Progress | None = None,
 ) -> Job:
     """Close the attempt under way in ``job``, whose other fields are already those of the next record."""
-    ended = replace(
+    ended = changed(
         job.attempts[-1],
         token=token,
         end_ms=now_ms,
@@ -297,7 +297,7 @@ def _end_attempt(
         state_after=job.state,
         ready_ms_after=job.ready_ms if not job.terminal else 0,
     )
-    return replace(
+    return changed(
         job,
         attempts=(*job.attempts[:-1], ended),
         cancel_requested=False,
