@@ -10,10 +10,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from coordinator.errors import CodecError, KeyFormatError, LeaseNotFound
+from coordinator.errors import CodecError, KeyFormatError, LeaseNotFound, StorageError
 from coordinator.etcd.client import EtcdClient
 from coordinator.etcd.codec import decode_record
 from coordinator.etcd.keys import KeySpace
+from coordinator.etcd.leader import EtcdLeadership
 from coordinator.etcd.paging import pages
 from coordinator.etcd.set_aside import SetAside
 from coordinator.etcd.storage_gauge import EtcdStorageGauge
@@ -34,6 +35,7 @@ class PressureConfig:
         pressure: share of the quota in use from which the oldest bucket of each namespace goes with each
             pass.
         min_age: a younger bucket may still be taking keys, and is left alone.
+        every: between two passes.
         deadline: of one pass.
         timeout: of one call.
     """
@@ -41,6 +43,7 @@ class PressureConfig:
     max_finished: int = 200_000
     pressure: float = 0.70
     min_age: float = 120.0
+    every: float = 30.0
     deadline: float = 30.0
     timeout: float = 5.0
 
@@ -92,6 +95,17 @@ class RetentionPressure:
         self._set_aside = set_aside
         self._clock = clock
         self._config = config or PressureConfig()
+
+    async def run(self, leadership: EtcdLeadership) -> None:
+        """Make a pass every now and then while ``leadership`` is ours, until cancelled."""
+        while True:
+            await self._clock.sleep(self._config.every)
+            if not leadership.is_leader:
+                continue
+            try:
+                await self.enforce_retention_once()
+            except StorageError as error:
+                _log.warning("retention: %s", error)
 
     async def enforce_retention_once(self, *, dry_run: bool = False) -> RetentionCounts:
         """Look at every bucket; drop the oldest of a namespace that has too many jobs, or of all if etcd is

@@ -205,6 +205,7 @@ class EtcdStore:
         self.pressure = RetentionPressure(
             self.client, self.space, self.gauge, self.set_aside, clock, config.pressure
         )
+        self._retention = self.leadership("retention")
 
     def leadership(self, role: str) -> EtcdLeadership:
         """A candidacy for ``role``; whoever asks for it owns its ``run``."""
@@ -242,8 +243,10 @@ class EtcdStore:
                         self.namespaces,
                         self.gauge,
                         self.compactor,
+                        self._retention,
                     )
                 ]
+                background.append(outer.create_task(self.pressure.run(self._retention), name="retention"))
                 await self._stop.wait()
                 await self.committer.close()
                 await committing

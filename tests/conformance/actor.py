@@ -76,9 +76,9 @@ class Actor:
         )
         return self.jobs.commit(self.operation(None, command, spec=Spec(payload=payload)))
 
-    def submit_later(self, job_id: str, run_at_ms: int) -> Awaitable[Commit]:
+    def submit_later(self, job_id: str, run_at_ms: int, *, seconds: float = 5.0) -> Awaitable[Commit]:
         command = c.Submit(namespace=self.namespace, job_id=job_id, terms=self.terms(), run_at_ms=run_at_ms)
-        return self.jobs.commit(self.operation(None, command, spec=Spec(payload=b"")))
+        return self.jobs.commit(self.operation(None, command, spec=Spec(payload=b""), seconds=seconds))
 
     async def submitted(self, job_id: str, **terms: Any) -> Stored:
         commit = await self.submit(job_id, **terms)
