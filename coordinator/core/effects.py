@@ -30,6 +30,8 @@ class Slot(Enum):
     RESULT = "result"
     UNIQUE = "unique"
 
+    __hash__ = object.__hash__  # Enum's own is written in Python, and every key of every transition is hashed
+
 
 class Where(NamedTuple):
     """One key: ``job_id`` and whatever else its kind needs; unused parts are empty."""
