@@ -22,7 +22,7 @@ from coordinator.app.etcd_version import check_etcd_version
 from coordinator.app.machine import SystemClock, SystemEntropy
 from coordinator.app.store_settings import guard_config, listen_config
 from coordinator.config import Settings
-from coordinator.errors import EtcdUnavailable, OutcomeUnknown, StorageError
+from coordinator.errors import ConfigError, EtcdUnavailable, OutcomeUnknown, StorageError
 from coordinator.ports import Clock, Entropy
 from coordinator.rpc.auth import TokenTable
 from coordinator.rpc.call_guard import CallGuard
@@ -70,6 +70,7 @@ class Coordinator:
         self.health = Health(SERVICES)
         self.address = ""
         self._guard: CallGuard | None = None
+        self._tokens: TokenTable | None = None
         self.defects: list[str] = []
 
     @property
@@ -83,6 +84,19 @@ class Coordinator:
             self._hurry.set()
         self._stop.set()
 
+    def reload(self) -> None:
+        """Read the tokens file again. A file that cannot be read changes nothing but the log."""
+        path, tokens = self._settings.auth.tokens_file, self._tokens
+        if path is None or tokens is None:
+            _LOG.info("nothing to reload: there is no tokens file")
+            return
+        try:
+            tokens.replace(TokenTable.load(path))
+        except ConfigError as error:
+            _LOG.error("the tokens stay as they were: %s", error)
+        else:
+            _LOG.info("the tokens were read again")
+
     async def run(self) -> None:
         """Start, serve until ``stop``, stop.
 
@@ -91,8 +105,9 @@ class Coordinator:
             ExceptionGroup: a part failed for good; the process should exit and be started again.
         """
         settings = self._settings
-        tokens = TokenTable.load(settings.auth.tokens_file) if settings.auth.tokens_file else None
-        guard = CallGuard(self._clock, self._entropy, tokens, guard_config(settings.server))
+        if settings.auth.tokens_file is not None:
+            self._tokens = TokenTable.load(settings.auth.tokens_file)
+        guard = CallGuard(self._clock, self._entropy, self._tokens, guard_config(settings.server))
         self._guard = guard
         server = RpcServer(listen_config(settings.server))
         self.address = server.bind()
@@ -180,11 +195,23 @@ class Coordinator:
             await closing
 
     async def _close_store(self, parts: Parts) -> None:
+        """Close the store within its share of the grace; after a second ``stop``, leave it as it is."""
+        closing = asyncio.create_task(parts.store.close(), name="store close")
+        hurry = asyncio.create_task(self._hurry.wait(), name="second stop")
         try:
-            async with asyncio.timeout(self._settings.server.grace_s * _SHARE_OF_STORE):
-                await parts.store.close()
-        except TimeoutError:
-            _LOG.warning("the store was left before everything was settled: etcd does not answer")
+            await asyncio.wait(
+                {closing, hurry},
+                timeout=self._settings.server.grace_s * _SHARE_OF_STORE,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            hurry.cancel()
+            if not closing.done():
+                _LOG.warning("the store is left before everything was settled")
+                closing.cancel()
+            [result] = await asyncio.gather(closing, return_exceptions=True)
+        if isinstance(result, Exception):
+            raise result
 
     async def _watch_readiness(self, parts: Parts) -> None:
         """Ready while etcd answers a linearizable read and every namespace is listed and watched."""

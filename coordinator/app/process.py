@@ -32,7 +32,8 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
 
 
 def serve(settings: Settings, *, ready: Callable[[str], None] | None = None) -> None:
-    """Run a coordinator until SIGTERM or SIGINT; a second signal ends it at once.
+    """Run a coordinator until SIGTERM or SIGINT; a second signal ends it at once. SIGHUP reads the
+    tokens file again.
 
     Args:
         settings: checked settings.
@@ -55,13 +56,14 @@ async def _serve(settings: Settings, ready: Callable[[str], None] | None) -> Non
 
     for number in _SIGNALS:
         loop.add_signal_handler(number, stop, number.name)
+    loop.add_signal_handler(signal.SIGHUP, coordinator.reload)
     announcing = asyncio.create_task(_announce(coordinator, ready), name="announcement")
     try:
         await coordinator.run()
     finally:
         announcing.cancel()
         await asyncio.gather(announcing, return_exceptions=True)
-        for number in _SIGNALS:
+        for number in (*_SIGNALS, signal.SIGHUP):
             loop.remove_signal_handler(number)
 
 

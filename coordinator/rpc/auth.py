@@ -83,6 +83,10 @@ class TokenTable:
             callers[digest] = caller
         return cls(callers)
 
+    def replace(self, other: TokenTable) -> None:
+        """Take over the callers of ``other``; calls under way are not asked again."""
+        self._callers = other._callers
+
     def check(
         self, headers: Iterable[tuple[str, str | bytes]], scope: Scope, namespace: str | None
     ) -> Caller:

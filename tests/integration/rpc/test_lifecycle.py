@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import hashlib
 import os
 import signal
 import socket
@@ -21,7 +22,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator.app import Coordinator, running_coordinator
-from coordinator.config import EtcdSettings, ServerSettings, Settings
+from coordinator.config import AuthSettings, EtcdSettings, ServerSettings, Settings
 from coordinator.embedded.etcd_process import EtcdProcess
 from coordinator.errors import ConfigError
 from leasekeeper.v1 import job_service_pb2 as j
@@ -52,6 +53,16 @@ def api_at(address: str, channel: grpc.aio.Channel) -> Api:
 async def health(channel: grpc.aio.Channel, service: str) -> int:
     request = health_pb2.HealthCheckRequest(service=service)
     return int((await health_pb2_grpc.HealthStub(channel).Check(request, timeout=2)).status)
+
+
+async def serving(channel: grpc.aio.Channel) -> None:
+    """Wait until the coordinator at the other end serves."""
+    await asyncio.wait_for(channel.channel_ready(), 20)
+
+    async def ready() -> bool:
+        return await health(channel, JOBS) == SERVING
+
+    await eventually(ready, timeout=15, interval=0.1)
 
 
 async def test_stop_answers_long_polls_ends_streams_and_finishes_settlements(settings: Settings) -> None:
@@ -127,10 +138,7 @@ async def test_etcd_away_is_unavailable_within_the_deadline_and_all_goes_on_when
 
         await asyncio.to_thread(etcd.restart)
 
-        async def ready() -> bool:
-            return await health(channel, JOBS) == SERVING
-
-        await eventually(ready, timeout=15, interval=0.1)
+        await serving(channel)
         assert (await api.jobs.SubmitJob(b.submit(job_id="j3"), timeout=5)).created
         worker = await open_worker(api)
         claims = await worker.claim(wait=2)
@@ -271,13 +279,9 @@ async def test_sigterm_ends_the_process_with_0_within_the_grace(
     root = f"/test-{uuid.uuid4().hex[:12]}"
     with served_process(etcd_server, tmp_path, root) as (process, address):
         async with grpc.aio.insecure_channel(address) as channel:
-            await asyncio.wait_for(channel.channel_ready(), 20)
             api = api_at(address, channel)
 
-            async def ready() -> bool:
-                return await health(channel, JOBS) == SERVING
-
-            await eventually(ready, timeout=15, interval=0.1)
+            await serving(channel)
             await api.jobs.SubmitJob(b.submit(), timeout=5)
             worker = await open_worker(api)
             await worker.claim(wait=1)
@@ -287,6 +291,66 @@ async def test_sigterm_ends_the_process_with_0_within_the_grace(
             assert [] == await polling
         assert 0 == await asyncio.to_thread(process.wait, 10)
     assert b"Traceback" not in (tmp_path / "serve.log").read_bytes()
+
+
+async def test_a_second_signal_does_not_wait(etcd_factory: EtcdFactory, tmp_path: Path) -> None:
+    etcd = etcd_factory()
+    with served_process(etcd, tmp_path, "/leasekeeper") as (process, address):
+        async with grpc.aio.insecure_channel(address) as channel:
+            await serving(channel)
+            api = api_at(address, channel)
+            await api.jobs.SubmitJob(b.submit(), timeout=5)
+            etcd.pause()
+            stuck = asyncio.ensure_future(api.jobs.SubmitJob(b.submit(job_id="j2"), timeout=30))
+            await asyncio.sleep(0.1)
+            process.send_signal(signal.SIGTERM)
+            await asyncio.sleep(0.2)
+            assert process.poll() is None
+            started = time.monotonic()
+            process.send_signal(signal.SIGTERM)
+            await asyncio.to_thread(process.wait, 10)
+            etcd.resume()
+
+            assert time.monotonic() - started < 2
+            with pytest.raises(grpc.aio.AioRpcError):
+                await stuck
+
+
+async def test_sighup_reads_the_tokens_again_and_a_bad_file_changes_nothing(
+    etcd_server: EtcdProcess, settings: Settings, tmp_path: Path
+) -> None:
+    path = tmp_path / "tokens.toml"
+
+    def write(token: str) -> None:
+        digest = hashlib.sha256(token.encode()).hexdigest()
+        path.write_text(
+            f'[[token]]\nname = "t"\nsha256 = "{digest}"\nnamespaces = ["*"]\nscopes = ["jobs:read"]\n'
+        )
+
+    write("one")
+    coordinator = Coordinator(dataclasses.replace(settings, auth=AuthSettings(tokens_file=path)))
+    running = asyncio.create_task(coordinator.run())
+    await coordinator.started.wait()
+    async with grpc.aio.insecure_channel(coordinator.address) as channel:
+        jobs = job_service_pb2_grpc.JobServiceStub(channel)
+
+        async def reason(token: str) -> str:
+            metadata = (("authorization", f"Bearer {token}"),)
+            request = j.GetJobRequest(job_id="nobody")
+            return (await refusal(jobs.GetJob(request, timeout=5, metadata=metadata))).reason
+
+        told = [await reason("one"), await reason("two")]
+        write("two")
+        coordinator.reload()
+        told += [await reason("one"), await reason("two")]
+        path.write_text("[[")
+        coordinator.reload()
+        told.append(await reason("two"))
+    coordinator.stop()
+    await running
+
+    known, unknown = "JOB_NOT_FOUND", "UNAUTHENTICATED"
+    assert [known, unknown, unknown, known, known] == told
 
 
 async def test_a_command_that_cannot_run_says_why_and_ends_with_2(tmp_path: Path) -> None:
