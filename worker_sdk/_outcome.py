@@ -5,7 +5,9 @@ handler                               attempt
 ====================================  ====================================================================
 returns None, bytes, str, `Result`    succeeded; also after it was told to stop: etcd judges by the token
 returns anything else                 succeeded with its JSON; failed (``UnserializableResult``) if it has
-none raises `Retry`                        failed, charged; next attempt after the given delay
+                                      none, or (``ResultTooLarge``) over 64 KiB: the work is done and would
+                                      only be done again, so both make the job DEAD
+raises `Retry`                        failed, charged; next attempt after the given delay
 raises `NoRetry`                      failed; the job is DEAD
 raises any other Exception            failed, type = the exception's class
 raises SystemExit, CancelledError,    failed likewise: a handler ends neither its worker nor the process, and
@@ -52,11 +54,12 @@ def from_result(value: object) -> Outcome:
         try:
             completed = Completed(json.dumps(value).encode(), "application/json")
         except (TypeError, ValueError, RecursionError) as error:
-            return Failed("UnserializableResult", f"{type(value).__name__}: {error}")
+            return Failed("UnserializableResult", f"{type(value).__name__}: {error}", no_retry=True)
     if len(completed.result) > MAX_RESULT_BYTES:
         return Failed(
             "ResultTooLarge",
             f"the result has {len(completed.result)} bytes, at most {MAX_RESULT_BYTES} are stored",
+            no_retry=True,
         )
     return completed
 

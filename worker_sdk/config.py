@@ -6,6 +6,7 @@ How to reach coordinators, how long to wait, how a worker behaves. Checked when 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,6 +18,7 @@ __all__ = ["ConnectionConfig", "Keepalive", "RetryConfig", "Timeouts", "TlsConfi
 
 _MAX_POLL_SECONDS = 30.0
 _MAX_BATCH = 100
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _MIN_TTL_SECONDS, _MAX_TTL_SECONDS = 2.0, 3600.0
 
 
@@ -123,6 +125,11 @@ class ConnectionConfig:
             not self.token or self.tls is not None or self.allow_plaintext_token,
             "a token without TLS travels in the clear: set tls, or allow_plaintext_token",
         )
+        # It travels as a header. The message does not repeat it: it is a secret.
+        _require(
+            all("!" <= character <= "~" for character in self.token),
+            "token has a character that no header can carry: give printable ASCII without spaces",
+        )
 
     def addresses(self) -> tuple[str, ...]:
         """Return the endpoints one by one."""
@@ -209,6 +216,9 @@ class WorkerConfig:
         _require(
             1 <= self.claim_batch <= _MAX_BATCH,
             f"claim_batch is {self.claim_batch}: must lie in 1-{_MAX_BATCH}",
+        )
+        _require(
+            not _CONTROL.search(self.identity), f"identity is {self.identity!r}: has a control character"
         )
         _require(0 <= self.claim_loops <= 16, f"claim_loops is {self.claim_loops}: must lie in 0-16")
         _require(self.threads >= 0, f"threads is {self.threads}: must not be negative")

@@ -24,7 +24,7 @@ class Worker:
 
     ::
 
-        worker = Worker("localhost:7400", queues={"email": 8})
+        worker = Worker("localhost:7420", queues={"email": 8})
 
         @worker.handler("email.send")
         async def send(ctx: Context) -> bytes: ...

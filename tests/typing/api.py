@@ -1,0 +1,109 @@
+"""The public API as its users write it. Type-checked only, by `mypy --strict`; never run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import assert_type
+
+from worker_sdk import (
+    ClaimLost,
+    ConnectionConfig,
+    Context,
+    DuplicateJob,
+    Job,
+    JobChange,
+    JobClient,
+    JobSpec,
+    JobState,
+    NoRetry,
+    OutcomeUnknown,
+    Result,
+    Retry,
+    RetryPolicy,
+    Submitted,
+    SyncContext,
+    TlsConfig,
+    ValidationFailed,
+    Worker,
+    WorkerConfig,
+)
+
+worker = Worker("localhost:7420,localhost:7421", queues={"email": 8}, namespace="n")
+shared = Worker(
+    ConnectionConfig(endpoints="localhost:7420", tls=TlsConfig()), queues=["a", "b"], concurrency=4
+)
+tuned = Worker("localhost:7420", queues=["a"], config=WorkerConfig(session_ttl=5.0, labels={"zone": "a"}))
+
+
+@worker.handler("email.send")
+async def send(ctx: Context) -> bytes:
+    assert_type(ctx.fencing_token, int)
+    assert_type(ctx.payload, bytes)
+    assert_type(ctx.remaining(), float | None)
+    assert_type(ctx.lost.is_set(), bool)
+    ctx.progress(0.5, "half")
+    await ctx.save_checkpoint(b"half")
+    ctx.check()
+    if ctx.attempt > 3:
+        raise NoRetry("no such address")
+    raise Retry("greylisted", delay=60)
+
+
+@worker.handler("email.render", queues=["email"])
+def render(ctx: SyncContext) -> Result:
+    ctx.save_checkpoint(b"x")
+    ctx.sleep(0.1)
+    if ctx.cancelled.wait_blocking(0.1):
+        ctx.check()
+    return Result(b"<html/>", "text/html")
+
+
+async def produce() -> None:
+    async with JobClient("localhost:7420") as client:
+        spec = JobSpec(
+            queue="email",
+            type="email.send",
+            payload=b"{}",
+            content_type="application/json",
+            run_at=datetime.now(UTC),
+            run_timeout=30,
+            retry=RetryPolicy(max_retries=3, initial_delay=1.5),
+            unique_key="welcome:1",
+        )
+        try:
+            submitted = await client.submit(spec, request_id="r", timeout=5)
+        except DuplicateJob as error:
+            assert_type(error.job_id, str)
+            return
+        except ValidationFailed as error:
+            assert_type([violation.field for violation in error.fields], list[str])
+            return
+        except OutcomeUnknown as error:
+            assert_type(error.request_id, str)
+            return
+        assert_type(submitted, Submitted)
+        assert_type(await client.submit_many([spec]), Sequence[Submitted])
+        assert_type(await client.get(submitted.job_id), Job)
+        assert_type(await client.wait(submitted.job_id, timeout=60), Job)
+        assert_type(await client.cancel(submitted.job_id, reason="not needed"), Job)
+        assert_type(await client.update(submitted.job_id, priority=1), Job)
+        await client.delete(submitted.job_id)
+        async for job in client.list(states=[JobState.PENDING], labels={"a": "b"}):
+            assert_type(job, Job)
+        async with client.watch(queue="email") as watch:
+            assert_type(await watch.ready(), int)
+            async for change in watch:
+                assert_type(change, JobChange)
+
+
+def lost(error: ClaimLost) -> tuple[int, int]:
+    return error.held, error.current
+
+
+async def embedded() -> None:
+    async with asyncio.TaskGroup() as group:
+        group.create_task(worker.run())
+        await worker.ready()
+        worker.stop()
