@@ -10,9 +10,11 @@ from coordinator.etcd.auth import Credentials
 from coordinator.etcd.channels import ChannelConfig, EtcdTls
 from coordinator.etcd.client import EtcdConfig
 from coordinator.etcd.commit_config import CommitterConfig
+from coordinator.etcd.compaction import CompactionConfig
 from coordinator.etcd.guarded_op import GroupLimits
 from coordinator.etcd.present import PresentConfig
 from coordinator.etcd.retention import RetentionConfig
+from coordinator.etcd.retention_pressure import PressureConfig
 from coordinator.etcd.storage_gauge import GaugeConfig
 from coordinator.etcd.store import StoreConfig
 from coordinator.rpc.call_guard import GuardConfig
@@ -70,6 +72,8 @@ def store_config(settings: Settings, *, coordinator_id: str, endpoint: str, vers
         present=PresentConfig(state_dir=storage.state_dir),
         retention=RetentionConfig(ttl=round(storage.retention_s)),
         gauge=_gauge_config(storage),
+        compaction=CompactionConfig(urgent=storage.compact_in_use, keep=storage.history_s),
+        pressure=PressureConfig(max_finished=storage.retained_max),
     )
 
 
