@@ -115,7 +115,7 @@ class EtcdStore:
         self._stopped = asyncio.Event()
         self._running = False
         self.set_aside = SetAside()
-        self.own = OwnRevisions()
+        self.own = OwnRevisions(under_way=lambda: self.committer.outstanding > 0)
         self.space = KeySpace(config.root)
         self.client = EtcdClient(config.etcd, on_regression=self._went_back, monotonic=clock.monotonic)
         self.present = EtcdPresent(
@@ -263,12 +263,14 @@ class EtcdStore:
         self._stop.set()
         if self._running:
             await self._stopped.wait()
-        if self._owned is not None:
-            owned, self._owned = self._owned, None
-            await owned
-        await self.membership.leave()
-        await self.keeper.close()
-        await self.client.close()
+        owned, self._owned = self._owned, None
+        try:
+            if owned is not None:
+                await owned
+        finally:
+            await self.membership.leave()
+            await self.keeper.close()
+            await self.client.close()
 
     async def __aenter__(self) -> Self:
         await self.start()

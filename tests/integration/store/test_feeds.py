@@ -54,6 +54,49 @@ async def test_own_changes_of_jobs_and_claims_are_passed_over_undecoded(harness:
     assert [commit.revision for _, commit in harness.told.applied_commits][-1] == done.revision
 
 
+async def test_changes_of_others_are_heard_in_order_amid_own_work(make_harness: HarnessFactory) -> None:
+    async with make_harness() as acting, make_harness() as hearing:
+        await listening(hearing)
+        own = [hearing.submit(f"own{number}") for number in range(200)]
+        for number in range(20):
+            stored, token = await acting.claimed(f"j{number}")
+            assert (await acting.complete(stored, token)).won
+        for pending in own:
+            assert (await pending).won
+
+        def ended() -> list[object]:
+            return [event[1] for event in hearing.told.events if event[0] == "claim_deleted"]
+
+        await eventually(lambda: len(ended()) == 20)
+        assert ended() == [f"j{number}" for number in range(20)]
+        for kind in ("claim_", "ready_"):
+            revisions = [
+                e[-1] for e in hearing.told.events if str(e[0]).startswith(kind) and e[-1] is not True
+            ]
+            assert revisions == sorted(revisions)  # type: ignore[type-var]
+
+
+async def test_a_listener_that_fails_ends_the_store_loudly(make_harness: HarnessFactory) -> None:
+    class Broken(Exception):
+        pass
+
+    def broken(*_: object, **__: object) -> None:
+        raise Broken
+
+    async def life() -> None:
+        async with make_harness() as harness:
+            await listening(harness)
+            harness.told.claim_put = broken  # type: ignore[method-assign]
+            key = harness.store.space.namespace(harness.namespace).claim("j")
+            await harness.store.client.put(key, b"\x08\x01", timeout=5)
+            assert harness.store._owned is not None
+            await asyncio.wait((harness.store._owned,), timeout=5)
+
+    with pytest.raises(ExceptionGroup) as raised:
+        await life()
+    assert raised.group_contains(Broken)
+
+
 async def test_a_namespace_is_followed_by_every_coordinator(make_harness: HarnessFactory) -> None:
     async with make_harness() as acting, make_harness() as hearing:
         await acting.store.namespaces.ensure(acting.namespace, deadline=acting.deadline())
