@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
+import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 
 import grpc
 import grpc.aio
@@ -42,33 +44,31 @@ async def _serve() -> None:
     await server.stop(grace=0)
 
 
-@contextlib.asynccontextmanager
-async def echo_server() -> AsyncIterator[str]:
-    """Run the echo server as a child process, and give its address.
+@contextlib.contextmanager
+def echo_server() -> Iterator[str]:
+    """Run the echo server as a child process, and give its address; blocking.
 
     Raises:
         TimeoutError: it did not start.
     """
-    child = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        __spec__.name,
-        stdin=asyncio.subprocess.PIPE,
-        stdout=asyncio.subprocess.PIPE,
+    # Not asyncio's subprocess: uvloop forks, and gRPC's handlers complain of forks.
+    child = subprocess.Popen(
+        [sys.executable, "-m", __spec__.name], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     try:
         if child.stdout is None or child.stdin is None:
             raise RuntimeError("the child has no pipes")
-        async with asyncio.timeout(_START_SECONDS):
-            port = int(await child.stdout.readline())
-        yield f"127.0.0.1:{port}"
+        if not select.select([child.stdout], [], [], _START_SECONDS)[0]:
+            raise TimeoutError(f"the echo server did not start within {_START_SECONDS} s")
+        yield f"127.0.0.1:{int(child.stdout.readline())}"
         child.stdin.close()
-        async with asyncio.timeout(_CALL_SECONDS):
-            await child.wait()
+        child.wait(_CALL_SECONDS)
     finally:
-        if child.returncode is None:
+        if child.poll() is None:
             child.kill()
-            await child.wait()
+        child.wait()
+        if child.stdout is not None:
+            child.stdout.close()
 
 
 async def echo_round(address: str, calls: int, callers: int = 64) -> Measured:

@@ -162,15 +162,15 @@ class Suite:
         """An empty grpc.aio server, 64 callers."""
         sizes = self._sizes
 
-        async def run() -> list[Measured]:
-            async with echo_server() as address:
+        with echo_server() as address:
 
-                async def one(calls: int) -> Measured:
-                    return await echo_round(address, calls)
+            async def one(calls: int) -> Measured:
+                return await echo_round(address, calls)
 
+            async def run() -> list[Measured]:
                 return await self._rounds(one, sizes.echo_calls)
 
-        fields = median_of(_on_loop(run), "calls_per_second")
+            fields = median_of(_on_loop(run), "calls_per_second")
         self._results["echo"] = float(fields["calls_per_second"] or 0)
         write_line("grpc_echo", {"callers": 64, "calls": sizes.echo_calls, **fields})
 
