@@ -4,17 +4,31 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from coordinator.errors import LeaseNotFound
-from coordinator.etcd.committer import GuardedOp, OpResult, Responses
-from coordinator.etcd.txn import Plan
-from coordinator.ports import Commit
+from coordinator.etcd.committer import Committer, GuardedOp, OpResult, Responses
+from coordinator.etcd.txn import Plan, TxnCodec
+from coordinator.ports import Commit, CommitObserver
 
-if TYPE_CHECKING:
-    from coordinator.etcd.job_store import EtcdJobStore
+__all__ = ["Pending", "PendingStore"]
 
-__all__ = ["Pending"]
+
+class PendingStore(Protocol):
+    """What an operation on its way needs of the store."""
+
+    codec: TxnCodec
+    committer: Committer
+    observer: CommitObserver
+
+    def replan(self, plan: Plan, retained: int) -> Plan | None:
+        """The same operation under another retention lease; None: there is none at hand."""
+
+    async def commit_with_lease(self, plan: Plan, retained: int) -> Commit:
+        """Wait for a retention lease and commit under it."""
+
+    def finish(self, plan: Plan, commit: Commit | None, result: OpResult) -> Commit:
+        """What the caller is told."""
 
 
 class Pending:
@@ -28,7 +42,7 @@ class Pending:
 
     __slots__ = ("_commit", "_future", "_plan", "_retained", "_store")
 
-    def __init__(self, store: EtcdJobStore, plan: Plan, retained: int = 0) -> None:
+    def __init__(self, store: PendingStore, plan: Plan, retained: int = 0) -> None:
         self._store = store
         self._plan = plan
         self._retained = retained
