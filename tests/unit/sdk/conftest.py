@@ -9,7 +9,9 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 import pytest
 
 from tests.support.fake_worker_server import FakeCoordinator
-from worker_sdk import Worker
+from worker_sdk import ConnectionConfig, RetryConfig, Timeouts, Worker, WorkerConfig
+
+__all__ = ["Working", "make", "server", "working"]
 
 Working = Callable[[Worker], AbstractAsyncContextManager["asyncio.Task[None]"]]
 
@@ -36,3 +38,16 @@ def working() -> Working:
                 await task
 
     return run
+
+
+def make(
+    server: FakeCoordinator | str, *, slots: int = 4, attempt: float = 0.5, config: WorkerConfig | None = None
+) -> Worker:
+    """Return a worker for queue ``q`` with short timeouts."""
+    endpoints = server if isinstance(server, str) else server.endpoint
+    connection = ConnectionConfig(
+        endpoints=endpoints,
+        timeouts=Timeouts(attempt=attempt, call=3.0, close=1.0),
+        retry=RetryConfig(initial=0.01, maximum=0.1),
+    )
+    return Worker(connection, queues={"q": slots}, config=config)

@@ -15,8 +15,7 @@ import pytest
 from leasekeeper.v1 import worker_service_pb2 as pb
 from tests.support.fake_worker_server import FakeCoordinator, Hang, LoseReply
 from tests.support.polling import eventually
-from tests.unit.sdk.conftest import Working
-from tests.unit.sdk.test_worker import make
+from tests.unit.sdk.conftest import Working, make
 from worker_sdk import Context, JobClient, SyncContext, Worker, WorkerConfig
 
 QUICK = WorkerConfig(drain_timeout=0.2, cancel_grace=0.1)
