@@ -53,7 +53,7 @@ def echo_server() -> Iterator[str]:
     """
     # Not asyncio's subprocess: uvloop forks, and gRPC's handlers complain of forks.
     child = subprocess.Popen(
-        [sys.executable, "-m", __spec__.name], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-P", "-m", __spec__.name], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
     try:
         if child.stdout is None or child.stdin is None:

@@ -9,7 +9,8 @@ from coordinator.cli.demo_sink import SinkReading, SinkRow
 from coordinator.core.fencing import make_token
 from coordinator.core.job import AttemptOutcome, Claim, Job, JobState
 from coordinator.etcd.client import EtcdClient
-from coordinator.etcd.codec import JobCodec, decode_claim, decode_epoch, decode_session
+from coordinator.etcd.codec import decode_claim, decode_epoch, decode_session
+from coordinator.etcd.job_codec import JobCodec
 from coordinator.etcd.keys import SHARDS, KeySpace
 
 __all__ = ["Ledger", "Summary", "summarize"]

