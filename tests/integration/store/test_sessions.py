@@ -133,3 +133,14 @@ async def test_a_claim_for_an_ended_session_is_lost_and_poisons_nobody(harness: 
     commits = [await pending for pending in under_way]
     assert [commit.won for commit in commits] == [False, True] * 3
     assert [commit.session_gone for commit in commits] == [True, False] * 3
+
+
+async def test_lost_claims_leave_no_leases(harness: Harness) -> None:
+    """Case 005."""
+    stored = await harness.submitted("j1")
+    await harness.open_session()
+    before = {lease.id for lease in (await harness.store.client.leases(timeout=5)).leases}
+    under_way = [harness.claim(stored, nonce=b"%d" % number) for number in range(500)]
+    assert sum([(await pending).won for pending in under_way]) == 1
+    after = {lease.id for lease in (await harness.store.client.leases(timeout=5)).leases}
+    assert len(after - before) <= 2  # those of other tests' coordinators
