@@ -80,6 +80,7 @@ class Terms:
     labels: Mapping[str, str] = field(default_factory=lambda: _NO_LABELS)
     submit_ms: int
     due_ms: int = 0
+    run_at_ms: int = 0
     counter: int = 0
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     queue_timeout_ms: int = 0

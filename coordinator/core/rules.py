@@ -200,6 +200,8 @@ def update(job: Job, command: c.Update, now_ms: int) -> Job:
         waits = job.state is JobState.PENDING and command.run_at_ms <= now_ms
         ready_ms = job.ready_ms if waits else max(command.run_at_ms, job.ready_ms if job.hold_ms else now_ms)
         state = JobState.SCHEDULED if ready_ms > now_ms or job.hold_ms else JobState.PENDING
+        if ready_ms != job.ready_ms:
+            terms = changed(terms, run_at_ms=command.run_at_ms)
     after = changed(job, terms=terms, ready_ms=ready_ms, state=state, rank=_rank(terms, ready_ms))
     return job if after == job else after
 

@@ -35,6 +35,7 @@ def _encode(terms: Terms) -> bytes:
         priority=terms.priority,
         submit_ms=terms.submit_ms,
         due_ms=terms.due_ms,
+        run_at_ms=terms.run_at_ms,
         counter=terms.counter,
         retry=_retry_record(terms.retry),
         queue_timeout_ms=terms.queue_timeout_ms,
@@ -58,6 +59,7 @@ def terms_from_record(record: TermsRecord) -> Terms:
         labels=MappingProxyType(dict(record.labels)),
         submit_ms=record.submit_ms,
         due_ms=record.due_ms,
+        run_at_ms=record.run_at_ms,
         counter=record.counter,
         retry=RetryPolicy(
             max_retries=retry.max_retries,

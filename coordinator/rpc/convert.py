@@ -274,6 +274,7 @@ def _spec(view: JobView) -> types.JobSpec:
         labels=terms.labels,
         priority=terms.priority,
         due_time=timestamp(terms.due_ms),
+        run_at=timestamp(terms.run_at_ms),
         queue_timeout=_span(terms.queue_timeout_ms),
         run_timeout=_span(terms.run_timeout_ms),
         total_timeout=_span(terms.total_timeout_ms),

@@ -68,6 +68,7 @@ class NewJob:
             labels=self.labels,
             submit_ms=submit_ms,
             due_ms=self.due_ms,
+            run_at_ms=self.run_at_ms,
             counter=counter,
             retry=self.retry,
             queue_timeout_ms=self.queue_timeout_ms,

@@ -173,6 +173,7 @@ class TermsRecord(google.protobuf.message.Message):
     PAYLOAD_SIZE_FIELD_NUMBER: builtins.int
     DIGEST_FIELD_NUMBER: builtins.int
     REQUEST_DIGEST_FIELD_NUMBER: builtins.int
+    RUN_AT_MS_FIELD_NUMBER: builtins.int
     queue: builtins.str
     type: builtins.str
     priority: builtins.int
@@ -187,6 +188,7 @@ class TermsRecord(google.protobuf.message.Message):
     payload_size: builtins.int
     digest: builtins.bytes
     request_digest: builtins.bytes
+    run_at_ms: builtins.int
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
     @property
@@ -210,9 +212,10 @@ class TermsRecord(google.protobuf.message.Message):
         payload_size: builtins.int = ...,
         digest: builtins.bytes = ...,
         request_digest: builtins.bytes = ...,
+        run_at_ms: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["retry", b"retry"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["counter", b"counter", "digest", b"digest", "due_ms", b"due_ms", "heartbeat_timeout_ms", b"heartbeat_timeout_ms", "labels", b"labels", "payload_size", b"payload_size", "priority", b"priority", "queue", b"queue", "queue_timeout_ms", b"queue_timeout_ms", "request_digest", b"request_digest", "retry", b"retry", "run_timeout_ms", b"run_timeout_ms", "submit_ms", b"submit_ms", "total_timeout_ms", b"total_timeout_ms", "type", b"type", "unique_key", b"unique_key"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["counter", b"counter", "digest", b"digest", "due_ms", b"due_ms", "heartbeat_timeout_ms", b"heartbeat_timeout_ms", "labels", b"labels", "payload_size", b"payload_size", "priority", b"priority", "queue", b"queue", "queue_timeout_ms", b"queue_timeout_ms", "request_digest", b"request_digest", "retry", b"retry", "run_at_ms", b"run_at_ms", "run_timeout_ms", b"run_timeout_ms", "submit_ms", b"submit_ms", "total_timeout_ms", b"total_timeout_ms", "type", b"type", "unique_key", b"unique_key"]) -> None: ...
 
 global___TermsRecord = TermsRecord
 
