@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from worker_sdk._seams import (
+    Seams,
+)
 from worker_sdk._watch import (
     JobWatch,
 )
@@ -81,6 +84,7 @@ from worker_sdk.jobs import (
     Submitted,
 )
 from worker_sdk.stats import (
+    WorkerHealth,
     WorkerStats,
 )
 from worker_sdk.worker import (
@@ -140,6 +144,7 @@ __all__ = [
     "RetryConfig",
     "RetryPolicy",
     "RevisionCompacted",
+    "Seams",
     "SessionFull",
     "SessionNotFound",
     "StorageFull",
@@ -154,6 +159,7 @@ __all__ = [
     "ValidationFailed",
     "Worker",
     "WorkerConfig",
+    "WorkerHealth",
     "WorkerStats",
     "WrongEventLoop",
 ]

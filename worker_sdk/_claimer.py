@@ -95,8 +95,8 @@ class Claimer:
         self._holder = holder
         self._config = config
         self._seams = seams
-        # When this loop last heard from a coordinator; for health checks.
-        self.last_answer = seams.now()
+        # Since when the call under way waits for its answer, repeats included; for health checks.
+        self.asking_since: float | None = None
 
     async def run(self) -> None:
         """Claim until the worker stops.
@@ -118,9 +118,11 @@ class Claimer:
                 ask = _Ask(*session, self._seams.identifier(), size)
                 pool.promised += size
                 jobs: Sequence[ClaimedJob] = ()
+                self.asking_since = self._seams.now()
                 try:
                     jobs = await self._ask(ask, stopping)
                 finally:
+                    self.asking_since = None
                     pool.promised -= size
                     if len(jobs) < size:
                         pool.freed.set()
@@ -192,7 +194,6 @@ class Claimer:
             if jobs is None:
                 await self._recover(ask)
                 return ()
-            self.last_answer = self._seams.now()
             if stopping.done():
                 self._holder.give_back(ask.generation, jobs, self._pool)
                 return ()

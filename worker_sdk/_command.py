@@ -39,9 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if given[:1] == ["worker"]:
         raise SystemExit(_worker(given[1:]))
     command = _load_commands()
+    asks_for_help = given in ([], ["--help"], ["-h"])
     if command is not None:
-        raise SystemExit(command(args=given, prog_name="leasekeeper"))
-    if given in ([], ["--help"], ["-h"]):
+        try:
+            raise SystemExit(command(args=given, prog_name="leasekeeper"))
+        finally:
+            if asks_for_help:
+                print("Workers of your own code: leasekeeper worker run MODULE:ATTRIBUTE (see its --help)")
+    if asks_for_help:
         print("usage: leasekeeper worker run MODULE:ATTRIBUTE\n")
         print(f"Other commands belong to the service; {_INSTALL}")
         raise SystemExit(0)

@@ -168,24 +168,23 @@ class Settler:
         return batch
 
     async def _send(self, batch: list[_Report]) -> None:
+        failures = 0
+        while batch:
+            pause = await self._try(batch, failures + 1)
+            if pause is None:
+                failures = 0
+                continue
+            failures += 1
+            await self._seams.sleep(pause)
+            self._drop_old(batch)
+        # Not in a `finally`: a cancelled call leaves its batch for `stop` to name.
+        self._in_flight -= 1
         task = asyncio.current_task()
-        try:
-            failures = 0
-            while batch:
-                pause = await self._try(batch, failures + 1)
-                if pause is None:
-                    failures = 0
-                    continue
-                failures += 1
-                await self._seams.sleep(pause)
-                self._drop_old(batch)
-        finally:
-            self._in_flight -= 1
-            if task is not None:
-                self._batches.pop(task, None)
-            self._kick()
-            if not self._waiting and self._in_flight == 0:
-                self._quiet.set()
+        if task is not None:
+            self._batches.pop(task, None)
+        self._kick()
+        if not self._waiting and self._in_flight == 0:
+            self._quiet.set()
 
     async def _try(self, batch: list[_Report], attempt: int) -> float | None:
         """Send what is left of a batch.

@@ -34,7 +34,7 @@ from worker_sdk._work import (
 from worker_sdk.config import ConnectionConfig, WorkerConfig
 from worker_sdk.context import ContextHost
 from worker_sdk.errors import ClaimLost, JobNotFound
-from worker_sdk.stats import WorkerStats
+from worker_sdk.stats import WorkerHealth, WorkerStats
 
 __all__ = ["RunPlan", "WorkerRun"]
 
@@ -76,6 +76,7 @@ class WorkerRun:
         self._session_open = asyncio.Event()
         self._current = (0, "")
         self._error: Exception | None = None
+        self._asking: list[Claimer] = []
         self._turns = 0
         self._ticker: asyncio.TimerHandle | None = None
         self._book = ClaimBook()
@@ -115,7 +116,7 @@ class WorkerRun:
         Raises:
             Exception: what made the worker end by itself.
         """
-        claimers = self._claimers()
+        claimers = self._asking = self._claimers()
         signals = StopSignals(self._signalled)
         if self._config.handle_signals:
             signals.__enter__()
@@ -190,6 +191,16 @@ class WorkerRun:
             _log.error("the worker ends: %s: %s", type(error).__name__, error)
             self._error = error
         self.stop()
+
+    def health(self) -> WorkerHealth:
+        """How the worker does now."""
+        now = self._seams.now()
+        since = [c.asking_since for c in self._asking if c.asking_since is not None]
+        return WorkerHealth(
+            session_safe_for=max(0.0, self._book.session_deadline - now),
+            oldest_poll=now - min(since) if since else None,
+            running=self._runner.running,
+        )
 
     # Stopping.
 

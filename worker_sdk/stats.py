@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["WorkerStats"]
+__all__ = ["WorkerHealth", "WorkerStats"]
 
 
 @dataclass(slots=True)
@@ -30,3 +30,22 @@ class WorkerStats:
     abandoned: int = 0
     sessions: int = 0
     cut_short: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerHealth:
+    """How a worker does now; times in seconds.
+
+    A worker that beats but does not claim looks alive and is not: judge by `oldest_poll` too.
+
+    Attributes:
+        session_safe_for: how long the session is certainly alive; 0: there is none, or it is in doubt.
+        oldest_poll: how long the oldest unanswered claim call has waited; None: all slots are taken, or the
+            worker is stopping. More than ``WorkerConfig.poll_wait`` and some seconds means that no
+            coordinator answers.
+        running: handlers that run.
+    """
+
+    session_safe_for: float
+    oldest_poll: float | None
+    running: int

@@ -12,7 +12,7 @@ from worker_sdk._seams import Seams
 from worker_sdk._worker_run import RunPlan, WorkerRun
 from worker_sdk.config import ConnectionConfig, WorkerConfig
 from worker_sdk.errors import ConfigError
-from worker_sdk.stats import WorkerStats
+from worker_sdk.stats import WorkerHealth, WorkerStats
 
 __all__ = ["Worker"]
 
@@ -95,10 +95,11 @@ class Worker:
 
         return register
 
-    @property
-    def cut_short(self) -> bool:
-        """Whether a second signal, or `stop` with now, ended the drain before its time."""
-        return self.stats.cut_short
+    def health(self) -> WorkerHealth:
+        """Return how the worker does now, for liveness checks. Call it on its loop."""
+        if self._run is None:
+            return WorkerHealth(session_safe_for=0.0, oldest_poll=None, running=0)
+        return self._run.health()
 
     async def run(self) -> None:
         """Work until stopped: by SIGTERM, SIGINT, `stop`, or the coordinator.

@@ -53,12 +53,14 @@ class FakeJobs(JobServiceServicer):
 
     Attributes:
         calls: every request that came in, by method; times: when.
+        tokens: every ``authorization`` that came in.
         jobs: the jobs by id.
     """
 
     def __init__(self) -> None:
         self.calls: dict[str, list[Any]] = defaultdict(list)
         self.times: dict[str, list[float]] = defaultdict(list)
+        self.tokens: set[str] = set()
         self.jobs: dict[str, Record] = {}
         self.changes: list[job_pb.WatchJobsResponse] = []
         self._pending: deque[str] = deque()
@@ -102,6 +104,7 @@ class FakeJobs(JobServiceServicer):
         with self._changed:
             self.calls[method].append(request)
             self.times[method].append(time.monotonic())
+            self.tokens.add(str(dict(context.invocation_metadata()).get("authorization", "")))
             fault = self._faults[method].popleft() if self._faults[method] else self._always.get(method)
         if isinstance(fault, Fail):
             abort(context, fault.status)

@@ -33,12 +33,20 @@ class FakeCoordinator(FakeJobs, WorkerServiceServicer):
         polling: claim calls that wait for a job.
     """
 
-    def __init__(self, *, ttl: float = 10.0, interval: float = 0.0, safe: float | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        ttl: float = 10.0,
+        interval: float = 0.0,
+        safe: float | None = None,
+        credentials: grpc.ServerCredentials | None = None,
+    ) -> None:
         super().__init__()
         self.polling = 0
         self.ttl = ttl
         self.interval = interval
         self.safe = safe
+        self._credentials = credentials
         self.sessions: dict[str, bool] = {}
         self.command = pb.WORKER_COMMAND_UNSPECIFIED
         self._server: grpc.Server | None = None
@@ -68,7 +76,11 @@ class FakeCoordinator(FakeJobs, WorkerServiceServicer):
         )
         add_WorkerServiceServicer_to_server(self, self._server)
         add_JobServiceServicer_to_server(self, self._server)
-        bound = self._server.add_insecure_port(f"127.0.0.1:{port}")
+        address = f"127.0.0.1:{port}"
+        if self._credentials is None:
+            bound = self._server.add_insecure_port(address)
+        else:
+            bound = self._server.add_secure_port(address, self._credentials)
         self.endpoint = f"127.0.0.1:{bound}"
         self._server.start()
 

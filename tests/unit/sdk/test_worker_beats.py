@@ -211,3 +211,18 @@ async def test_the_coordinators_numbers_rule_the_beats(server: FakeCoordinator, 
     assert numbers == list(range(1, len(numbers) + 1))
     sent = [call.sent_at.seconds + call.sent_at.nanos / 1e9 for call in server.calls["Heartbeat"]]
     assert sent == sorted(sent)
+
+
+async def test_033_a_worker_that_beats_but_gets_no_answer_to_its_claims_can_be_told(
+    server: FakeCoordinator, working: Working
+) -> None:
+    server.interval = 0.05
+    server.always("ClaimJobs", Hang())
+    worker = make(server)
+    worker.handler("t")(lambda ctx: None)
+    assert worker.health().session_safe_for == 0.0
+    async with working(worker):
+        await worker.ready()
+        await eventually(lambda: (worker.health().oldest_poll or 0.0) > 0.2)
+        assert worker.health().session_safe_for > 5
+        server.always("ClaimJobs", None)
