@@ -111,9 +111,9 @@ class Snapshot:
     revision: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Operation:
-    """One guarded transition to commit.
+    """One guarded transition to commit. Not frozen only because that doubles the price of making one.
 
     ``before`` is what the decision was based on, ``after`` what is to be (None: deleted), ``writes`` is
     ``effects(before.job, after)``. ``token`` is compared under Guard.HELD. ``claim`` is put by a claim;
@@ -135,9 +135,9 @@ class Operation:
     want_checkpoint: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(slots=True, kw_only=True)
 class Commit:
-    """What became of an operation.
+    """What became of an operation. Not frozen only because that doubles the price of making one.
 
     If it ``won``: ``stored`` is the record with its new revision (None if deleted), ``claim`` and
     ``token`` the claim that it made, if it made one, ``spec`` and ``checkpoint`` what was asked for. If it lost: ``stored``, ``claim``

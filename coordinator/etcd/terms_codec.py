@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
@@ -15,7 +16,9 @@ _DEFAULT_GENERATION: Final = 16_384
 """Encoded terms that each of two generations keeps; about 300 bytes each."""
 
 
+@lru_cache(maxsize=1024)
 def _retry_record(policy: RetryPolicy) -> RetryRecord:
+    # Few policies, many jobs. The record is copied into each message that names it, never changed.
     return RetryRecord(
         max_retries=policy.max_retries,
         initial_ms=policy.initial_ms,
@@ -31,7 +34,8 @@ def _encode(terms: Terms) -> bytes:
     return TermsRecord(
         queue=terms.queue,
         type=terms.type,
-        labels=terms.labels,
+        # protobuf takes a dict in C, and every other mapping, also an empty one, through Python.
+        labels=dict(terms.labels) if terms.labels else None,
         priority=terms.priority,
         submit_ms=terms.submit_ms,
         due_ms=terms.due_ms,
