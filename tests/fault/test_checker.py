@@ -11,7 +11,8 @@ from coordinator.core import commands as c
 from coordinator.core.effects import Slot, effects
 from coordinator.core.job import Claim, Job, JobState
 from coordinator.core.machine import decide
-from coordinator.etcd.codec import JobCodec, encode_claim, encode_session, encode_unique
+from coordinator.etcd.codec import encode_claim, encode_session, encode_unique
+from coordinator.etcd.job_codec import JobCodec
 from coordinator.etcd.keys import KeySpace
 from coordinator.ports import Session
 from leasekeeper.internal.etcd.v1.kv_pb2 import KeyValue

@@ -15,7 +15,8 @@ from coordinator.core.effects import Slot, Where, keys_of
 from coordinator.core.invariants import check_history, check_job
 from coordinator.core.job import TERMINAL, Attempt, AttemptOutcome, Claim, Job, JobState
 from coordinator.errors import LeasekeeperError
-from coordinator.etcd.codec import JobCodec, decode_claim, decode_unique
+from coordinator.etcd.codec import decode_claim, decode_unique
+from coordinator.etcd.job_codec import JobCodec
 from coordinator.etcd.key_parts import parse_text
 from coordinator.etcd.keys import KeySpace
 from leasekeeper.internal.etcd.v1.kv_pb2 import KeyValue

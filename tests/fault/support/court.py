@@ -11,7 +11,7 @@ from pathlib import Path
 from coordinator.core.job import TERMINAL, Job
 from coordinator.errors import StorageError
 from coordinator.etcd.client import EtcdClient, EtcdConfig
-from coordinator.etcd.codec import JobCodec
+from coordinator.etcd.job_codec import JobCodec
 from coordinator.etcd.keys import KeySpace
 from tests.fault.support.checker import Judgement, judge
 from tests.fault.support.history import read_history
