@@ -59,6 +59,7 @@ def judge(
     *,
     submitted: Iterable[str] | None = None,
     by_hand: Iterable[str] = (),
+    raw: Iterable[str] = (),
     quiet: bool = True,
 ) -> Judgement:
     """Replay and judge.
@@ -68,6 +69,7 @@ def judge(
         sink: what handlers wrote, if they did.
         submitted: ids that must all be there at the end, in exactly one state.
         by_hand: jobs whose keys the test itself edited: their keys are judged at the end alone.
+        raw: jobs that the test itself completed, without an effect in the sink.
         quiet: nothing is under way, so RUNNING needs its claim.
     """
     replay = _Replay(history, frozenset(by_hand))
@@ -79,7 +81,8 @@ def judge(
     if submitted is not None:
         bad += [f"{job_id}: submitted and nowhere" for job_id in submitted if job_id not in replay.jobs]
     if sink is not None:
-        bad += _check_effects(ended, sink)
+        own = frozenset(raw)
+        bad += _check_effects({job_id: job for job_id, job in ended.items() if job_id not in own}, sink)
     return Judgement(
         violations=tuple(bad),
         jobs=ended,

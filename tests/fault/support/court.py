@@ -101,12 +101,17 @@ class Court:
         return last
 
     async def judge(
-        self, *, submitted: Iterable[str] | None = None, by_hand: Iterable[str] = (), quiet: bool = True
+        self,
+        *,
+        submitted: Iterable[str] | None = None,
+        by_hand: Iterable[str] = (),
+        raw: Iterable[str] = (),
+        quiet: bool = True,
     ) -> Judgement:
         """The judgement, which must be clean; see `judge`. Effects count where a worker has the sink."""
         history = await read_history(self.endpoints, self.namespace)
         reading = None if self._sink is None else await asyncio.to_thread(self._sink.read)
-        return judge(history, reading, submitted=submitted, by_hand=by_hand, quiet=quiet).clean()
+        return judge(history, reading, submitted=submitted, by_hand=by_hand, raw=raw, quiet=quiet).clean()
 
     async def claim_revision(self, job_id: str) -> int:
         """Create revision of the job's claim; 0: nobody holds it."""
