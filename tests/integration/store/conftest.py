@@ -144,7 +144,7 @@ def make_harness(etcd_server: EtcdProcess, namespace: str, store_root: str) -> H
         clock = MachineClock()
         told = Told()
         config = StoreConfig(
-            etcd=EtcdConfig(endpoints=(endpoint or etcd_server.endpoint,)),
+            etcd=EtcdConfig(endpoints=tuple((endpoint or etcd_server.endpoint).split(","))),
             coordinator_id=coordinator_id or uuid.uuid4().hex[:8],
             root=root or store_root,
             retention=retention or RetentionConfig(),
