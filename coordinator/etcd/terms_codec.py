@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
 from coordinator.core.job import Terms
 from coordinator.core.retry import RetryPolicy
+from coordinator.etcd.wire import varint
 from leasekeeper.internal.storage.v1.records_pb2 import RetryRecord, TermsRecord
 
 __all__ = ["TermsCodec", "terms_from_record"]
+
+_RETRY_TAG: Final = b"\x42"  # TermsRecord.retry: field 8, length-delimited
 
 _DEFAULT_GENERATION: Final = 16_384
 """Encoded terms that each of two generations keeps; about 300 bytes each."""
 
 
 @lru_cache(maxsize=1024)
-def _retry_record(policy: RetryPolicy) -> RetryRecord:
-    # Few policies, many jobs. The record is copied into each message that names it, never changed.
-    return RetryRecord(
+@lru_cache(maxsize=256)
+def _retry(policy: RetryPolicy) -> bytes:
+    """The ``retry`` field with its tag: most jobs of a type share one policy."""
+    encoded = RetryRecord(
         max_retries=policy.max_retries,
         initial_ms=policy.initial_ms,
         multiplier=policy.multiplier,
@@ -27,30 +32,37 @@ def _retry_record(policy: RetryPolicy) -> RetryRecord:
         jitter=policy.jitter,
         non_retryable_types=policy.non_retryable_types,
         max_lease_losses=policy.max_lease_losses,
-    )
+    ).SerializeToString()
+    return b"".join((_RETRY_TAG, varint(len(encoded)), encoded))
 
 
 def _encode(terms: Terms) -> bytes:
-    return TermsRecord(
+    record = TermsRecord(
         queue=terms.queue,
         type=terms.type,
-        # protobuf takes a dict in C, and every other mapping, also an empty one, through Python.
-        labels=dict(terms.labels) if terms.labels else None,
         priority=terms.priority,
         submit_ms=terms.submit_ms,
-        due_ms=terms.due_ms,
-        run_at_ms=terms.run_at_ms,
         counter=terms.counter,
-        retry=_retry_record(terms.retry),
-        queue_timeout_ms=terms.queue_timeout_ms,
-        run_timeout_ms=terms.run_timeout_ms,
-        total_timeout_ms=terms.total_timeout_ms,
-        heartbeat_timeout_ms=terms.heartbeat_timeout_ms,
-        unique_key=terms.unique_key,
         payload_size=terms.payload_size,
         digest=terms.digest,
         request_digest=terms.request_digest,
-    ).SerializeToString()
+    )
+    # Setting an empty field costs as much as setting another one, and most of these are empty.
+    if terms.labels:
+        record.labels.update(terms.labels)
+    if terms.due_ms:
+        record.due_ms = terms.due_ms
+    if terms.queue_timeout_ms:
+        record.queue_timeout_ms = terms.queue_timeout_ms
+    if terms.run_timeout_ms:
+        record.run_timeout_ms = terms.run_timeout_ms
+    if terms.total_timeout_ms:
+        record.total_timeout_ms = terms.total_timeout_ms
+    if terms.heartbeat_timeout_ms:
+        record.heartbeat_timeout_ms = terms.heartbeat_timeout_ms
+    if terms.unique_key:
+        record.unique_key = terms.unique_key
+    return record.SerializeToString() + _retry(terms.retry)
 
 
 def terms_from_record(record: TermsRecord) -> Terms:
