@@ -103,10 +103,11 @@ def _retry(policy: types.RetryPolicy) -> RetryPolicy:
     )
 
 
-def new_job(spec: types.JobSpec) -> NewJob:
-    """A job as submitted."""
+def new_job(spec: types.JobSpec, item: int = 0) -> NewJob:
+    """A job as submitted, at place ``item`` of its call."""
     has = spec.HasField
     return NewJob(
+        item=item,
         job_id=spec.job_id,
         queue=spec.queue,
         type=spec.type,

@@ -112,11 +112,14 @@ class JobServicer:
     async def submit_jobs(self, request: pb.SubmitJobsRequest, deadline: float) -> pb.SubmitJobsResponse:
         """SubmitJobs. Jobs of bad form are refused here, the others go on together.
 
-        The place of a job among its call's jobs makes its id, so places are kept: see ``SubmissionPort``.
+        The place of a job in the call makes its id, if it has none, so a job keeps its place when another is
+        refused.
         """
         errors = validation.check_submit_batch(request)
         jobs = [
-            convert.new_job(spec) for spec, error in zip(request.jobs, errors, strict=True) if error is None
+            convert.new_job(spec, item)
+            for item, (spec, error) in enumerate(zip(request.jobs, errors, strict=True))
+            if error is None
         ]
         outcomes: list[SubmitOutcome | RequestError] = []
         if jobs:

@@ -40,8 +40,10 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob:
-    """One job as submitted. Times are Unix milliseconds, spans milliseconds, 0 is none; ``job_id`` empty:
-    make one."""
+    """One job as submitted. Times are Unix milliseconds, spans milliseconds, 0 is none.
+
+    ``job_id`` empty: it is made from the request id and ``item``, the job's place in the call.
+    """
 
     job_id: str
     queue: str
@@ -58,6 +60,7 @@ class NewJob:
     heartbeat_timeout_ms: int
     retry: RetryPolicy
     unique_key: str
+    item: int = 0
 
     def terms(self, *, submit_ms: int, counter: int, digest: bytes, request_digest: bytes) -> Terms:
         """The terms under which it is stored."""

@@ -44,9 +44,10 @@ class SubmissionConfig:
 
 @dataclass(slots=True)
 class _Item:
-    """One job on its way; ``index`` is its place in the call."""
+    """One job on its way: ``index`` in the answers, ``place`` in the call."""
 
     index: int
+    place: int
     command: Submit
     spec: Spec
 
@@ -117,12 +118,14 @@ class Submission:
             job_id = job.job_id
             if not job_id:
                 source = request_id or self._entropy.identifier()
-                job_id = made_job_id(namespace, source, index)
+                job_id = made_job_id(namespace, source, job.item)
             terms = job.terms(
                 submit_ms=now_ms, counter=counter(), digest=job_digest(job), request_digest=asked_by
             )
             command = Submit(namespace=namespace, job_id=job_id, terms=terms, run_at_ms=job.run_at_ms)
-            items.append(_Item(index, command, Spec(payload=job.payload, content_type=job.content_type)))
+            items.append(
+                _Item(index, job.item, command, Spec(payload=job.payload, content_type=job.content_type))
+            )
         if len({item.command.job_id for item in items}) != len(items):
             raise _two_with_one_id(items)
         return items
@@ -229,7 +232,7 @@ def _two_with_one_id(items: Sequence[_Item]) -> RequestError:
     count = Counter(item.command.job_id for item in items)
     fields = [
         FieldViolation(
-            f"jobs[{item.index}].job_id", f"{item.command.job_id!r} stands in this call more than once"
+            f"jobs[{item.place}].job_id", f"{item.command.job_id!r} stands in this call more than once"
         )
         for item in items
         if count[item.command.job_id] > 1

@@ -76,11 +76,22 @@ async def test_a_repeat_finds_the_same_job_whether_its_id_was_given_or_made(worl
 
 
 async def test_made_ids_differ_by_request_item_and_namespace(world: World) -> None:
-    outcomes = await submit(world, a_new_job(""), a_new_job(""))
+    outcomes = await submit(world, a_new_job(""), a_new_job("", item=1))
     outcomes += await submit(world, a_new_job(""), request_id="r2")
     outcomes += await world.submission.submit("other", "r1", [a_new_job("")], world.deadline)
     ids = {o.stored.job.job_id for o in outcomes if isinstance(o, SubmitOutcome)}
     assert len(ids) == 4
+
+
+async def test_a_made_id_is_of_the_place_in_the_call_also_when_others_of_the_call_were_refused(
+    world: World,
+) -> None:
+    whole = await submit(world, a_new_job(""), a_new_job("", item=1))
+    rest = await submit(world, a_new_job("", item=1))
+    assert isinstance(whole[1], SubmitOutcome)
+    assert isinstance(rest[0], SubmitOutcome)
+    assert rest[0].stored.job.job_id == whole[1].stored.job.job_id
+    assert not rest[0].created
 
 
 async def test_the_same_id_with_other_content_is_refused_and_the_first_stands(world: World) -> None:
@@ -94,9 +105,9 @@ async def test_the_same_id_with_other_content_is_refused_and_the_first_stands(wo
 
 async def test_two_jobs_with_one_id_refuse_the_call_and_store_nothing(world: World) -> None:
     with pytest.raises(RequestError) as caught:
-        await submit(world, a_new_job("a"), a_new_job("b"), a_new_job("a"))
+        await submit(world, a_new_job("a"), a_new_job("b", item=1), a_new_job("a", item=3))
     assert caught.value.reason is Reason.VALIDATION_FAILED
-    assert [field.field for field in caught.value.fields] == ["jobs[0].job_id", "jobs[2].job_id"]
+    assert [field.field for field in caught.value.fields] == ["jobs[0].job_id", "jobs[3].job_id"]
     assert not world.etcd.keys
 
 
