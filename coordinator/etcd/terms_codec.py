@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
@@ -21,7 +20,6 @@ _DEFAULT_GENERATION: Final = 16_384
 
 
 @lru_cache(maxsize=1024)
-@lru_cache(maxsize=256)
 def _retry(policy: RetryPolicy) -> bytes:
     """The ``retry`` field with its tag: most jobs of a type share one policy."""
     encoded = RetryRecord(
@@ -52,6 +50,8 @@ def _encode(terms: Terms) -> bytes:
         record.labels.update(terms.labels)
     if terms.due_ms:
         record.due_ms = terms.due_ms
+    if terms.run_at_ms:
+        record.run_at_ms = terms.run_at_ms
     if terms.queue_timeout_ms:
         record.queue_timeout_ms = terms.queue_timeout_ms
     if terms.run_timeout_ms:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from coordinator.core.rank import Rank
 from coordinator.core.retry import RetryPolicy
 from coordinator.errors import CodecError
 from coordinator.etcd import codec
+from coordinator.etcd.codec import JobCodec
 from coordinator.etcd.terms_codec import TermsCodec
 from coordinator.ports import Checkpoint, Session, Spec
 from leasekeeper.internal.storage.v1.records_pb2 import StateRecord
@@ -92,8 +95,48 @@ jobs = st.builds(
 
 @given(jobs)
 def test_a_job_is_read_as_it_was_written(job: Job) -> None:
-    jobs_codec = codec.JobCodec()
+    jobs_codec = JobCodec()
     assert jobs_codec.decode("default", "j", jobs_codec.encode(job)) == job
+
+
+def filled(kind: type, **fixed: object) -> dict[str, object]:
+    """A value that is not the default for every field of a dataclass, by its declared type."""
+    samples: dict[str, object] = {
+        "str": "text",
+        "int": 7,
+        "float": 0.5,
+        "bool": True,
+        "bytes": b"bytes",
+        "tuple[str, ...]": ("text",),
+        "Mapping[str, str]": {"a": "b"},
+        "Rank": Rank(5, 6),
+        "JobState": JobState.RUNNING,
+        "JobState | None": JobState.DEAD,
+        "AttemptOutcome": AttemptOutcome.FAILED,
+        "Progress | None": Progress(ratio=0.5, note="half"),
+    }
+    return {field.name: fixed.get(field.name, samples.get(str(field.type))) for field in fields(kind)}
+
+
+def test_no_field_of_a_job_is_forgotten() -> None:
+    """Fields are written by name; one that is added to the core must be added to the record too."""
+    terms = Terms(**filled(Terms, retry=RetryPolicy(**filled(RetryPolicy))))  # type: ignore[arg-type]
+    attempt = Attempt(**filled(Attempt))  # type: ignore[arg-type]
+    values = filled(Job, namespace="default", job_id="j", terms=terms, attempts=(attempt,))
+    assert None not in values.values()
+    job = Job(**values)  # type: ignore[arg-type]
+    jobs_codec = JobCodec()
+    assert jobs_codec.decode("default", "j", jobs_codec.encode(job)) == job
+
+
+def test_no_field_of_a_claim_checkpoint_or_session_is_forgotten() -> None:
+    claim = Claim(**filled(Claim))  # type: ignore[arg-type]
+    assert codec.decode_claim(codec.encode_claim(claim), claim.token) == claim
+    checkpoint = Checkpoint(**filled(Checkpoint))  # type: ignore[arg-type]
+    assert codec.decode_checkpoint(codec.encode_checkpoint(checkpoint), checkpoint.revision) == checkpoint
+    session = Session(**filled(Session, namespace="default", session_id="00000000000000ff"))  # type: ignore[arg-type]
+    value = codec.encode_session(session)
+    assert codec.decode_session("default", "00000000000000ff", value, session.revision) == session
 
 
 @given(jobs, st.lists(all_terms, min_size=6, max_size=10))
@@ -168,7 +211,7 @@ def test_small_records_are_read_as_they_were_written() -> None:
 
 
 DECODERS = [
-    lambda value: codec.JobCodec().decode("default", "j", value),
+    lambda value: JobCodec().decode("default", "j", value),
     lambda value: codec.decode_claim(value, 1),
     lambda value: codec.decode_checkpoint(value, 1),
     lambda value: codec.decode_session("default", "00000000000000ff", value, 1),
@@ -201,12 +244,12 @@ def test_a_record_of_an_unknown_state_is_refused() -> None:
     value.terms.queue = "q"
     value.terms.type = "t"
     with pytest.raises(CodecError):
-        codec.JobCodec().decode("default", "j", value.SerializeToString())
+        JobCodec().decode("default", "j", value.SerializeToString())
 
 
 def test_a_record_without_terms_is_refused() -> None:
     with pytest.raises(CodecError):
-        codec.JobCodec().decode("default", "j", StateRecord(format=1, state=2).SerializeToString())
+        JobCodec().decode("default", "j", StateRecord(format=1, state=2).SerializeToString())
 
 
 def test_an_epoch_below_one_is_refused() -> None:
