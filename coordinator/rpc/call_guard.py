@@ -109,8 +109,8 @@ class CallGuard:
         self.tokens = tokens
         self._config = config
         self._calls = 0
-        self._streams: set[asyncio.Task[Any]] = set()
-        self._draining = False
+        self._streams = 0
+        self._drained = asyncio.Event()
         self._open = False
 
     def open(self) -> None:
@@ -125,13 +125,11 @@ class CallGuard:
     @property
     def streams(self) -> int:
         """Streams under way."""
-        return len(self._streams)
+        return self._streams
 
     def drain(self) -> None:
         """End all streams with DRAINING, and refuse new ones. Unary calls go on."""
-        self._draining = True
-        for task in self._streams:
-            task.cancel()
+        self._drained.set()
 
     @staticmethod
     def reader(parse: Callable[[bytes], Message], method: Method) -> Callable[[bytes], Message | Unreadable]:
@@ -189,35 +187,51 @@ class CallGuard:
         """
 
         async def serve(request: Any, context: Context) -> None:
-            task = asyncio.current_task()
-            assert task is not None
-            self._streams.add(task)
+            self._streams += 1
             try:
                 self._admit(request, context, method)
-                if self._draining:
+                if self._drained.is_set():
                     raise _draining()
-                if len(self._streams) > self._config.max_streams:
+                if self._streams > self._config.max_streams:
                     raise RequestError(
                         Reason.TOO_MANY_REQUESTS, f"there are {self._config.max_streams} streams already"
                     )
                 # The responses are closed here, at once, whoever ends the stream; their queues go with them.
                 async with aclosing(behaviour(request)) as responses:
-                    async for response in responses:
+                    while (response := await self._next(responses)) is not None:
                         await context.write(response)
                 return
             except asyncio.CancelledError as error:
-                if not self._draining:
-                    refusal = self._cancelled(error)
-                else:
-                    task.uncancel()
-                    refusal = _draining()
+                refusal = self._cancelled(error)
             except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
                 refusal = to_request_error(error, self._entropy.identifier)
             finally:
-                self._streams.discard(task)
+                self._streams -= 1
             await _refuse(context, refusal)
 
         return serve
+
+    async def _next(self, responses: AsyncGenerator[Message, None]) -> Message | None:
+        """The next response, None at the end.
+
+        A drain interrupts this wait and never a write: grpc.aio cannot end a stream whose write was
+        cancelled, and its caller would hang.
+
+        Raises:
+            RequestError: DRAINING.
+        """
+        coming = asyncio.ensure_future(anext(responses, None))
+        draining = asyncio.ensure_future(self._drained.wait())
+        try:
+            await asyncio.wait((coming, draining), return_when=asyncio.FIRST_COMPLETED)
+            if draining.done():
+                raise _draining()
+            return coming.result()
+        finally:
+            draining.cancel()
+            if not coming.done():
+                coming.cancel()
+                await asyncio.wait((coming,))
 
     def _admit(self, request: Any, context: Context, method: Method) -> None:
         if type(request) is Unreadable:

@@ -131,7 +131,7 @@ class Dispatch:
         nonce = claim_nonce(query.session_id, query.request_id)
         if query.repeat:
             before = await self._claimed_before(namespace, query.session_id, nonce, deadline)
-            if before:
+            if before or not query.wait_ms:
                 return before
         pairs = tuple((namespace, queue, type_) for queue, type_ in query.queues)
         until = min(deadline, self._clock.monotonic() + query.wait_ms / 1000)

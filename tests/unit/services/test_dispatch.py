@@ -97,10 +97,11 @@ async def test_a_lost_reply_is_answered_again_by_the_same_request() -> None:
     ]
 
 
-async def test_a_repeat_whose_first_call_claimed_nothing_claims() -> None:
+async def test_a_repeat_whose_first_call_claimed_nothing_claims_if_it_may_wait() -> None:
     c = await bench_with()
     await c.submit("a")
-    assert ids(await c.claim(repeat=True)) == ["a"]
+    assert ids(await c.claim(repeat=True)) == [], "who may not wait only asks what that call claimed"
+    assert ids(await c.claim(repeat=True, wait_ms=1)) == ["a"]
 
 
 async def test_our_own_first_try_is_recognised_after_an_unknown_outcome() -> None:

@@ -382,7 +382,9 @@ class ClaimJobsRequest(google.protobuf.message.Message):
     max_jobs: builtins.int
     """1-100."""
     repeat: builtins.bool
-    """True: this repeats a call whose answer was lost; answer what that call claimed."""
+    """True: this repeats a call whose answer was lost; answer what that call claimed. Where that was nothing, claim as
+    ever, unless `wait` is 0.
+    """
     @property
     def queues(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___QueueTypes]:
         """At most 32 queues and 256 types in all."""
