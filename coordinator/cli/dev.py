@@ -18,6 +18,9 @@ from coordinator.embedded.child_process import ChildStartError
 
 __all__ = ["dev"]
 
+USUAL_PORT = 7420
+"""That of `leasekeeper serve`, and of the examples."""
+
 _CANNOT_START = 2
 _CHILD_ENDED = 1
 _WATCH_SECONDS = 0.5
@@ -32,7 +35,15 @@ def dev(
     folder: Annotated[
         Path, typer.Option("--dir", help="Folder for data and logs; a second start finds the data again.")
     ] = Path(".leasekeeper-dev"),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the coordinator; 0: a free one.")] = 0,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=65535,
+            help="Port of the coordinator; 0: a free one.",
+            show_default=f"{USUAL_PORT} if it is free, else a free one",
+        ),
+    ] = None,
 ) -> None:
     """Run everything that is needed to try Leasekeeper, until Ctrl-C or SIGTERM.
 
@@ -52,13 +63,17 @@ def dev(
         raise typer.Exit(_CHILD_ENDED)
 
 
-def _run(folder: DevFolder, port: int, stop: threading.Event) -> bool:
+def _run(folder: DevFolder, port: int | None, stop: threading.Event) -> bool:
     """Start, print, wait, stop. False if a server ended by itself."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(folder.locked())
         etcd = stack.enter_context(dev_etcd(folder.etcd))
         valkey = stack.enter_context(dev_valkey(folder.valkey))
-        coordinator = stack.enter_context(CoordinatorProcess(etcd.endpoint, folder.root, port=port))
+        coordinator = stack.enter_context(
+            CoordinatorProcess(
+                etcd.endpoint, folder.root, port=port or 0, wish=USUAL_PORT if port is None else 0
+            )
+        )
         version = ".".join(map(str, etcd.version()))
         endpoints = {
             "coordinator": coordinator.endpoint,

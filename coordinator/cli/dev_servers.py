@@ -104,18 +104,20 @@ class CoordinatorProcess:
         etcd: client endpoint of etcd.
         folder: for its log and state.
         port: to listen on; 0 for a free one.
+        wish: port to try first where ``port`` is 0; a free one if it is taken.
     """
 
-    def __init__(self, etcd: str, folder: Path, *, port: int = 0) -> None:
+    def __init__(self, etcd: str, folder: Path, *, port: int = 0, wish: int = 0) -> None:
         self._etcd = etcd
         self._folder = folder
         self._port = port
+        self._wish = wish
         self._child: ChildProcess | None = None
         self.endpoint = ""
 
     def __enter__(self) -> CoordinatorProcess:
         for attempt in range(1, _START_ATTEMPTS + 1):
-            port = self._port or free_ports(1)[0]
+            port = self._port or (self._wish if attempt == 1 else 0) or free_ports(1)[0]
             self.endpoint = f"127.0.0.1:{port}"
             child = self._child = ChildProcess(
                 _SERVE,

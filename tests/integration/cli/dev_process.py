@@ -21,12 +21,12 @@ _START_SECONDS = 60.0
 class DevProcess:
     """A running `dev`; its output goes to a file, so that it never blocks."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *arguments: str) -> None:
         self.folder = folder
         self.output = folder.with_suffix(".out")
         with open(self.output, "wb") as out:
             self.child = subprocess.Popen(
-                [*COMMAND, "dev", "--dir", str(folder)], stdout=out, stderr=subprocess.STDOUT
+                [*COMMAND, "dev", "--dir", str(folder), *arguments], stdout=out, stderr=subprocess.STDOUT
             )
 
     def wait_ready(self) -> dict[str, str]:
@@ -47,9 +47,9 @@ class DevProcess:
 
 
 @contextlib.contextmanager
-def running_dev(folder: Path) -> Iterator[DevProcess]:
-    """A `dev` on a folder, whatever becomes of the test."""
-    process = DevProcess(folder)
+def running_dev(folder: Path, *arguments: str) -> Iterator[DevProcess]:
+    """A `dev` on a folder and a free port, or with other arguments; it ends with the block."""
+    process = DevProcess(folder, *(arguments or ("--port", "0")))
     try:
         yield process
     finally:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
+import socket
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from coordinator.cli.dev import USUAL_PORT
 from coordinator.cli.dev_tour import tour_lines
 from tests.integration.cli.dev_process import COMMAND, alive, children_of, running_dev
 from tests.support.services import missing_service
@@ -91,3 +94,15 @@ def test_a_missing_program_says_what_to_install(tmp_path: Path, variable: str) -
 
     assert ran.returncode == 2
     assert "pip install 'leasekeeper[dev]'" in ran.stderr
+
+
+def test_the_usual_port_gives_way_to_a_free_one(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        # Whoever holds it, we or somebody else: it is not free.
+        with contextlib.suppress(OSError):
+            taken.bind(("127.0.0.1", USUAL_PORT))
+            taken.listen()
+        # The arguments take the place of the `--port 0` that other tests give.
+        with running_dev(tmp_path / "dev", "--dir", str(tmp_path / "dev")) as server:
+            assert not server.wait_ready()["coordinator"].endswith(f":{USUAL_PORT}")
+            assert server.stop() == 0
