@@ -73,7 +73,9 @@ class _Follower:
         try:
             async with asyncio.timeout(config.call_timeout):
                 watched = WatchRange("state", span.start, span.end)
-                await stream.create(_WATCH_ID, watched, self.passed + 1)
+                # From the revision that was delivered last, and not one later: a watch that starts above the
+                # store's revision leaves probes unanswered on etcd 3.6, so a calm store would look dead.
+                await stream.create(_WATCH_ID, watched, self.passed)
             end = await self._read(stream)
         except TimeoutError:
             end = End(EndKind.QUIET, f"{member.endpoint} took no watch request")
@@ -123,6 +125,8 @@ class _Follower:
     def _deliver(self, events: Sequence[Event]) -> None:
         for event in events:
             kv = event.kv
+            if kv.mod_revision <= self.passed:
+                continue  # delivered before
             try:
                 job_id = self._keys.parse_state(kv.key)
                 stored = None
@@ -133,7 +137,7 @@ class _Follower:
             else:
                 self._sink.changed(kv.mod_revision, job_id, stored)
         if events:
-            self.passed = events[-1].kv.mod_revision
+            self.passed = max(self.passed, events[-1].kv.mod_revision)
 
 
 async def watch_states(
