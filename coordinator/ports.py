@@ -139,11 +139,11 @@ class Operation:
 class Commit:
     """What became of an operation. Not frozen only because that doubles the price of making one.
 
-    If it ``won``: ``stored`` is the record with its new revision (None if deleted), ``claim`` and
-    ``token`` the claim that it made, if it made one, ``spec`` and ``checkpoint`` what was asked for. If it lost: ``stored``, ``claim``
-    and ``unique_owner`` are what stands there instead; after an unknown outcome (``resent``) that may be
-    our own first try, and the caller looks for its nonce, digest or token. ``session_gone``: the session's
-    witness is not on its lease.
+    If it ``won``: ``stored`` is the record with its new revision (None if deleted), ``claim`` and ``token``
+    the claim that it made, if it made one, ``spec`` and ``checkpoint`` what was asked for. If it lost:
+    ``stored``, ``claim`` and ``unique_owner`` are what stands there instead; after an unknown outcome
+    (``resent``) that may be our own first try, and the caller looks for its nonce, digest or token.
+    ``session_gone``: the session's witness is not on its lease.
     """
 
     won: bool
