@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from coordinator.core.copying import quick
 from coordinator.core.effects import Write
 from coordinator.core.job import Claim, Job, JobState, Progress
 from coordinator.core.machine import Guard
@@ -71,6 +72,7 @@ class Entropy(Protocol):
         """A number that grows with each call within this process; ties between coordinators do not matter."""
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
     """The part of a job that no transition rewrites."""
@@ -91,6 +93,7 @@ class Checkpoint:
     revision: int = 0
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Stored:
     """A record and the mod revision of its ``state`` key."""
@@ -361,6 +364,13 @@ class SessionStore(Protocol):
 
     async def claims_of(self, namespace: str, session_id: str, *, deadline: float) -> list[tuple[str, Claim]]:
         """Claims attached to the session's lease."""
+
+    async def shut(self, namespace: str, session_id: str, *, deadline: float) -> None:
+        """Delete the witness: what the session holds stays, nothing more is claimed for it. Repeatable.
+
+        Raises:
+            OutcomeUnknown: it may be open still.
+        """
 
     async def close(self, namespace: str, session_id: str, *, deadline: float) -> None:
         """Revoke the lease; no error if it is gone."""

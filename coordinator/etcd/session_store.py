@@ -177,6 +177,16 @@ class EtcdSessionStore:
             )
         return found
 
+    async def shut(self, namespace: str, session_id: str, *, deadline: float) -> None:
+        """Delete the witness. Every claim compares it, so none is committed after this. Repeatable.
+
+        Raises:
+            NotApplied, EtcdUnavailable: nothing was deleted.
+            OutcomeUnknown: it may still be there.
+        """
+        key = self._space.namespace(namespace).session(session_id)
+        await self._client.delete_range(key, timeout=self._write_left(deadline))
+
     async def close(self, namespace: str, session_id: str, *, deadline: float) -> None:
         """Revoke the lease, and with it witness, claims and locks; no error if it is gone.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from coordinator.core.fencing import split_token
 from coordinator.core.job import Claim, Progress
@@ -20,6 +21,9 @@ from coordinator.services.api import Beat, HeldClaim
 __all__ = ["Holders", "Overdue", "Suspect"]
 
 _RECENT_REVISIONS = 4_096
+
+K = TypeVar("K")
+V = TypeVar("V")
 """Revisions for which deletions are remembered until their other half arrives on the other watch."""
 
 
@@ -73,6 +77,7 @@ class Holders:
         self._sessions: dict[tuple[str, str], Session] = {}
         self._ended_claims: OrderedDict[tuple[str, int], list[Suspect]] = OrderedDict()
         self._ended_sessions: OrderedDict[tuple[str, str, int], None] = OrderedDict()
+        self._closed_holding: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     # -- what settlement and queries ask
     # ---------------------------------------------------------------------------
@@ -137,7 +142,10 @@ class Holders:
             self._leave_session(namespace, job_id, held.claim.session)
 
     def claim_deleted(self, namespace: str, job_id: str, revision: int) -> None:
-        """The watch saw the claim key go. A loss, if its session's witness goes in the same revision."""
+        """The watch saw the claim key go. A loss, if its session's witness goes in the same revision.
+
+        Maybe one, if the witness went before (the session was closed): by its settlement, or with the lease.
+        """
         held = self._held.get((namespace, job_id))
         if held is None or split_token(held.claim.token).revision > revision:
             return
@@ -145,7 +153,8 @@ class Holders:
         session_id = held.claim.session
         self._leave_session(namespace, job_id, session_id)
         suspect = Suspect(namespace, job_id, session_id, held.claim.token)
-        if (namespace, session_id, revision) in self._ended_sessions:
+        ended = (namespace, session_id, revision) in self._ended_sessions
+        if ended or (namespace, session_id) in self._closed_holding:
             self._suspect(suspect)
             return
         self._ended_claims.setdefault((namespace, revision), []).append(suspect)
@@ -160,6 +169,9 @@ class Holders:
         self._sessions.pop((namespace, session_id), None)
         self._ended_sessions[namespace, session_id, revision] = None
         _trim(self._ended_sessions)
+        if self._of_session.get((namespace, session_id)):
+            self._closed_holding[namespace, session_id] = None
+            _trim(self._closed_holding)
         for suspect in self._ended_claims.get((namespace, revision), ()):
             if suspect.session_id == session_id:
                 self._suspect(suspect)
@@ -181,6 +193,10 @@ class Holders:
             del self._sessions[session_key]
         for session in sessions:
             self.session_seen(session)
+        for session_key in self._of_session:
+            if session_key[0] == namespace and session_key not in self._sessions:
+                self._closed_holding[session_key] = None
+        _trim(self._closed_holding)
         # Claims that vanished while nobody watched: whether they were settled or lost, the pass reads and
         # sees.
         for (_, job_id), held in before.items():
@@ -256,8 +272,6 @@ def _span(since: tuple[float, int], now: float, sent_ms: int) -> float:
     return min((now - since[0]) * 1000.0, float(sent_ms - since[1]))
 
 
-def _trim(
-    recent: OrderedDict[tuple[str, int], list[Suspect]] | OrderedDict[tuple[str, str, int], None],
-) -> None:
+def _trim(recent: OrderedDict[K, V]) -> None:
     while len(recent) > _RECENT_REVISIONS:
         recent.popitem(last=False)

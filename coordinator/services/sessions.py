@@ -149,6 +149,10 @@ class Sessions:
         Repeating it is no error, and what could not be released is recovered as lost.
         """
         try:
+            # First the witness: a poll of this session, here or elsewhere, may be committing a claim right
+            # now. After this it is committed, and released below, or it loses. Else it would end with the
+            # lease, as a loss that is charged.
+            await self._sessions.shut(namespace, session_id, deadline=deadline)
             claims = await self._sessions.claims_of(namespace, session_id, deadline=deadline)
             released = await self._release(namespace, claims, deadline) if claims else 0
             await self._sessions.close(namespace, session_id, deadline=deadline)

@@ -164,7 +164,8 @@ def two_states_at_once(s: Scribe) -> None:
 
 def session_ended(s: Scribe) -> None:
     s.commit({}, (KEYS.session(SESSION),))
-    s.commit({KEYS.cancel("j"): (b"", 0)})
+    claim = Claim(session=SESSION, attempt=1, nonce=b"m", start_ms=NOW)
+    s.commit({KEYS.claim("other"): (encode_claim(claim), int(SESSION, 16))})
 
 
 def claim_gone(s: Scribe) -> None:

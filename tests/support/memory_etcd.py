@@ -161,6 +161,9 @@ class MemoryEtcd:
         """The present on the token scale."""
         return make_token(self.epoch, self.revision)
 
+    def _open(self, namespace: str, session_id: str) -> bool:
+        return session_where(namespace, session_id) in self.keys
+
     # -- writing
 
     def write(self, puts: Iterable[tuple[Where, Any, Lease | None]], deletes: Iterable[Where] = ()) -> int:
@@ -306,7 +309,7 @@ class MemoryEtcd:
             assert op.claim is not None, "a claim puts its claim"
             ready = [e for w, e in self.of_slot(Slot.READY, namespace) if w.job_id == job_id]
             indexed = len(ready) == 1 and ready[0].mod == op.before.revision
-            return same and indexed and claim is None and (namespace, op.claim.session) in self.sessions
+            return same and indexed and claim is None and self._open(namespace, op.claim.session)
         return same
 
     def _unique_owner(self, op: Operation) -> str:
@@ -325,7 +328,7 @@ class MemoryEtcd:
             stored=self.stored(namespace, job_id),
             claim=self.claim(namespace, job_id),
             unique_owner=self._unique_owner(op) if op.guard is Guard.ABSENT else "",
-            session_gone=op.claim is not None and (namespace, op.claim.session) not in self.sessions,
+            session_gone=op.claim is not None and not self._open(namespace, op.claim.session),
         )
 
     def _wanted(self, op: Operation) -> tuple[Spec | None, Checkpoint | None]:

@@ -290,6 +290,11 @@ class MemorySessionStore:
         claims = [(job_id, self.etcd.claim(namespace, job_id)) for job_id in ids]
         return [(job_id, claim) for job_id, claim in claims if claim is not None]
 
+    async def shut(self, namespace: str, session_id: str, *, deadline: float) -> None:
+        """Delete the witness."""
+        self.etcd.reading()
+        self.etcd.write([], [session_where(namespace, session_id)])
+
     async def close(self, namespace: str, session_id: str, *, deadline: float) -> None:
         """Revoke."""
         self.etcd.reading()

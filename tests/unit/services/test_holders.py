@@ -60,6 +60,24 @@ def test_a_claim_that_ends_alone_was_settled(holders: Holders, suspects: list[Su
     assert holders.held_by(NS, S) == 0
 
 
+def test_a_claim_that_ends_after_its_session_was_closed_is_looked_at(
+    holders: Holders, suspects: list[Suspect]
+) -> None:
+    holders.session_seen(a_session(S))
+    holders.claimed(NS, "j1", claim_at(10), None)
+    holders.session_deleted(NS, S, 20)
+    holders.claim_deleted(NS, "j1", 25)
+    assert suspects == [Suspect(NS, "j1", S, token(10))]
+
+
+def test_a_claim_found_without_its_session_is_looked_at_when_it_ends(
+    holders: Holders, suspects: list[Suspect]
+) -> None:
+    holders.reset(NS, [("j1", claim_at(10))], [])
+    holders.claim_deleted(NS, "j1", 25)
+    assert suspects == [Suspect(NS, "j1", S, token(10))]
+
+
 def test_an_old_deletion_does_not_end_a_newer_claim(holders: Holders, suspects: list[Suspect]) -> None:
     holders.claimed(NS, "j1", claim_at(30), None)
     holders.claim_deleted(NS, "j1", 20)

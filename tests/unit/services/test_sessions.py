@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from coordinator.core.effects import Slot, Where
-from coordinator.core.job import JobState
+from coordinator.core.job import Claim, JobState
 from coordinator.errors import EtcdUnavailable, OutcomeUnknown, Reason, RequestError
 from coordinator.ports import KeptAlive
 from coordinator.services.api import Authority, Beat, ClaimedJob, HeldClaim, NewSession, Verdict
@@ -118,6 +118,32 @@ async def test_closing_a_session_gives_its_jobs_back_at_once_and_uncharged() -> 
     assert await c.session_store.read(NS, S, deadline=FAR) is None
     assert c.suspects == []
     assert await c.sessions.close(NS, S, FAR) == 0, "repeating it is no error"
+
+
+async def test_a_poll_of_a_session_that_is_being_closed_wins_nothing_that_would_end_with_the_lease(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Fault case 003: the claim comes between the look at what the session holds and the end of its lease."""
+    c, _ = await with_claims("a")
+    await c.submit("b")
+    listed = c.session_store.claims_of
+    refusals: list[Reason] = []
+
+    async def overtaken(namespace: str, session_id: str, *, deadline: float) -> Sequence[tuple[str, Claim]]:
+        found = await listed(namespace, session_id, deadline=deadline)
+        with pytest.raises(RequestError) as refusal:
+            await c.claim(n=1)
+        refusals.append(refusal.value.reason)
+        return found
+
+    monkeypatch.setattr(c.session_store, "claims_of", overtaken)
+    assert await c.sessions.close(NS, S, FAR) == 1
+    assert refusals == [Reason.SESSION_NOT_FOUND]
+    for name, uncharged in (("a", 1), ("b", 0)):
+        stored = c.etcd.stored(NS, name)
+        assert stored is not None
+        assert stored.job.state is JobState.PENDING
+        assert (stored.job.lease_losses, stored.job.uncharged) == (0, uncharged)
 
 
 def new(request_id: str, identity: str = "w1") -> NewSession:
