@@ -94,6 +94,36 @@ async def test_a_worker_that_leaves_swallows_no_job(
     await court.judge(submitted=ids)
 
 
+async def test_a_session_that_closes_as_its_poll_wins_a_job_gives_it_back_uncharged(
+    calls: Calls, court: Court
+) -> None:
+    """Fault case 003 without processes: submission and CloseSession at the same moment, 60 times."""
+    chance = random.Random(33)
+    ids = [f"j{number}" for number in range(60)]
+
+    async def leave(job_id: str) -> None:
+        session = await calls.open(ttl=20)
+        polling = asyncio.create_task(calls.claim(session, wait=3, kinds=[job_id]))
+        await asyncio.sleep(0.02)
+        submitting = asyncio.create_task(calls.submit(job_id, type=job_id))
+        await asyncio.sleep(chance.uniform(0, 0.004))
+        await calls.close_session(session)
+        await submitting
+        await asyncio.gather(polling, return_exceptions=True)
+
+    for start in range(0, len(ids), 10):
+        await asyncio.gather(*(leave(job_id) for job_id in ids[start : start + 10]))
+
+    async def all_wait() -> bool:
+        async with court.etcd() as etcd:
+            return {job.state.name for job in (await court.jobs(etcd)).values()} == {"PENDING"}
+
+    await eventually(all_wait, timeout=5, what="all jobs wait again")
+    judgement = await court.judge(submitted=ids)
+    assert {(job.failures, job.lease_losses) for job in judgement.jobs.values()} == {(0, 0)}
+    assert 0 < judgement.claims, "no poll ever won: prove nothing"
+
+
 async def test_jobs_submitted_while_the_coordinator_was_frozen_start_at_once_after_it(
     own_etcd: EtcdProcess, own_court: Court, namespace: str, tmp_path: Path
 ) -> None:
