@@ -17,18 +17,20 @@ from tests.support.services import ETCD_VERSION_VARIABLE, EtcdFactory
 
 
 @pytest.fixture(scope="session")
-def shared(etcd_server: EtcdProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Coordinator]:
-    """A coordinator on the session's etcd; no test may stop, freeze or cut it off."""
-    coordinator = Coordinator(etcd_server.endpoints, tmp_path_factory.mktemp("shared"))
+def shared(
+    uncompacted_etcd_server: EtcdProcess, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Coordinator]:
+    """A coordinator on the fault suite's etcd; no test may stop, freeze or cut it off."""
+    coordinator = Coordinator(uncompacted_etcd_server.endpoints, tmp_path_factory.mktemp("shared"))
     coordinator.start_blocking()
     yield coordinator
     asyncio.run(coordinator.kill())
 
 
 @pytest.fixture
-def court(etcd_server: EtcdProcess, namespace: str, tmp_path: Path) -> Court:
+def court(uncompacted_etcd_server: EtcdProcess, namespace: str, tmp_path: Path) -> Court:
     """The judge of this test's namespace on the shared etcd."""
-    return Court(etcd_server.endpoints, namespace, tmp_path / "sink.sqlite")
+    return Court(uncompacted_etcd_server.endpoints, namespace, tmp_path / "sink.sqlite")
 
 
 @pytest.fixture

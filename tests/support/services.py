@@ -45,13 +45,22 @@ def missing_service(name: str, reason: str) -> NoReturn:
 @pytest.fixture(scope="session")
 def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdProcess]:
     """One etcd for all tests of the session; each test keeps to its own prefix and must not stop it."""
-    options = EtcdOptions(version=os.environ.get(ETCD_VERSION_VARIABLE, ""))
+    with _session_etcd(tmp_path_factory.mktemp("etcd")) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def uncompacted_etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdProcess]:
+    """One etcd for tests that replay history from its beginning: nobody who uses it may compact."""
+    with _session_etcd(tmp_path_factory.mktemp("uncompacted-etcd")) as server:
+        yield server
+
+
+def _session_etcd(folder: Path) -> EtcdProcess:
     try:
-        server = EtcdProcess(tmp_path_factory.mktemp("etcd"), options)
+        return EtcdProcess(folder, EtcdOptions(version=os.environ.get(ETCD_VERSION_VARIABLE, "")))
     except EtcdBinaryMissing as error:
         missing_service("etcd", str(error))
-    with server:
-        yield server
 
 
 @pytest.fixture
