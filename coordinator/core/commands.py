@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
+from coordinator.core.copying import quick
 from coordinator.core.job import AttemptOutcome, Claim, Progress, Terms
 
 __all__ = [
@@ -26,6 +27,7 @@ __all__ = [
 ]
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submit:
     """Create the job. ``run_at_ms`` 0 means now."""
@@ -36,6 +38,7 @@ class Submit:
     run_at_ms: int = 0
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimIt:
     """Give the job to a session."""
@@ -43,6 +46,7 @@ class ClaimIt:
     claim: Claim
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Complete:
     """End the attempt with success. ``result`` is whole; the core decides where it lies."""
@@ -54,6 +58,7 @@ class Complete:
     progress: Progress | None = None
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fail:
     """End the attempt with a failure. ``retry_delay_ms`` None: the policy's delay."""
@@ -68,6 +73,7 @@ class Fail:
     progress: Progress | None = None
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
     """Give the job back without charge."""

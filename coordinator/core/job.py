@@ -8,6 +8,7 @@ from enum import IntEnum
 from types import MappingProxyType
 from typing import Final
 
+from coordinator.core.copying import quick
 from coordinator.core.rank import Rank
 from coordinator.core.retry import RetryPolicy
 
@@ -66,6 +67,7 @@ class AttemptOutcome(IntEnum):
     CANCELLED = 8
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """What a job was submitted with. Times are Unix milliseconds, spans are milliseconds, 0 is none.
@@ -93,6 +95,7 @@ class Terms:
     request_digest: bytes = b""
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
     """One run of a job.
@@ -114,6 +117,7 @@ class Attempt:
     ready_ms_after: int = 0
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """How far a handler says it is; ``ratio`` from 0 to 1."""
@@ -122,6 +126,7 @@ class Progress:
     note: str = ""
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     """A session's exclusive hold on one attempt.
@@ -140,6 +145,7 @@ class Claim:
     heartbeat_timeout_ms: int = 0
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """A job as its record says. Replaced, never mutated.

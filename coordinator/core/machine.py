@@ -26,6 +26,7 @@ from typing import Any, Final
 
 from coordinator.core import commands as c
 from coordinator.core import rules
+from coordinator.core.copying import quick
 from coordinator.core.job import TERMINAL, Attempt, AttemptOutcome, Claim, Job, JobState
 from coordinator.errors import Reason
 
@@ -42,6 +43,7 @@ class Guard(Enum):
     STATE = "state as read"
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Decision:
     """Commit ``job`` (None: delete it) under ``guard``."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from coordinator.core.copying import quick
+
 __all__ = ["MAX_DELAY_MS", "RetryPolicy", "delay_ms"]
 
 MAX_DELAY_MS: Final = 30 * 24 * 3_600_000
@@ -14,6 +16,7 @@ _MAX_STEPS: Final = 100_000
 """Bounds the loop below; a policy that has not met its cap by then stops growing."""
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """When and how often a failed job runs again. Spans are milliseconds.

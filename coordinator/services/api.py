@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from coordinator.core.commands import Settlement
+from coordinator.core.copying import quick
 from coordinator.core.job import Claim, Job, JobState, Progress, Terms
 from coordinator.core.retry import RetryPolicy
 from coordinator.errors import RequestError
@@ -38,6 +39,7 @@ __all__ = [
 ]
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewJob:
     """One job as submitted. Times are Unix milliseconds, spans milliseconds, 0 is none.
@@ -85,6 +87,7 @@ class NewJob:
         )
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class SubmitOutcome:
     """A stored job; ``created`` False: it was there already, with the same content."""
@@ -147,6 +150,7 @@ class WatchedJob:
     stored: Stored | None = None
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Settle:
     """One settlement of a job; its token and digest are inside ``command``."""
@@ -155,6 +159,7 @@ class Settle:
     command: Settlement
 
 
+@quick
 @dataclass(frozen=True, slots=True)
 class Settled:
     """What the settlement made of the job; ``ready_ms`` 0 unless it runs again."""
@@ -244,6 +249,7 @@ class ClaimQuery:
     repeat: bool
 
 
+@quick
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimedJob:
     """A claimed job, all that its worker needs. ``run_timeout_ms`` already reckons with the total timeout."""
