@@ -21,10 +21,10 @@ from coordinator.services.api import Beat, HeldClaim
 __all__ = ["Holders", "Overdue", "Suspect"]
 
 _RECENT_REVISIONS = 4_096
+"""Revisions for which deletions are remembered until their other half arrives on the other watch."""
 
 K = TypeVar("K")
 V = TypeVar("V")
-"""Revisions for which deletions are remembered until their other half arrives on the other watch."""
 
 
 @dataclass(frozen=True, slots=True)
