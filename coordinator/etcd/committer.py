@@ -252,6 +252,10 @@ class Committer:
         forget = self._wheel.remove
         for entry in entries:
             forget(entry)
+            # Its callbacks know its author, who knows the operation: left as it is, this ring would be the
+            # collector's to find, at a fifth of all CPU.
+            op = entry.op
+            op.on_won = op.rebuild = None
             for freed in leave(entry):
                 self._ready.push(freed)
         self._outstanding -= len(entries)

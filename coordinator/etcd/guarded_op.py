@@ -32,8 +32,8 @@ Responses: TypeAlias = "Sequence[ResponseOp]"
 class GuardedOp:
     """One operation to commit. Pieces are encoded by ``coordinator.etcd.wire``.
 
-    A mutable class only because freezing costs a microsecond per operation; nobody changes one once it was
-    handed over.
+    A mutable class because freezing costs a microsecond per operation. Nobody changes one once it was handed
+    over, but for the committer, which drops the callbacks of an operation that has its answer.
 
     Attributes:
         lanes: names of which only one operation may be under way: job ids, unique keys, each with what tells

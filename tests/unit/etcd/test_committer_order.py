@@ -240,3 +240,17 @@ async def test_close_finishes_what_was_taken_and_refuses_the_rest() -> None:
 def test_settings_that_cannot_work_are_refused(build: type) -> None:
     with pytest.raises(ConfigError, match=r"\d|positive"):
         build()
+
+
+async def test_an_answered_operation_forgets_its_callbacks_so_that_it_is_freed_without_the_collector() -> (
+    None
+):
+    async with running() as bench:
+        op = bench.op("a")
+        op.on_won = lambda revision, responses: None
+        op.rebuild = lambda: None
+        future = bench.committer.enqueue(op)
+        await settle()
+        await bench.etcd.answer(bench.etcd.calls[0])
+        assert (await future).won
+        assert (op.on_won, op.rebuild) == (None, None)
