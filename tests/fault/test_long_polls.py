@@ -106,7 +106,8 @@ async def test_a_session_that_closes_as_its_poll_wins_a_job_gives_it_back_unchar
         polling = asyncio.create_task(calls.claim(session, wait=3, kinds=[job_id]))
         await asyncio.sleep(0.02)
         submitting = asyncio.create_task(calls.submit(job_id, type=job_id))
-        await asyncio.sleep(chance.uniform(0, 0.004))
+        # Mostly a few milliseconds, at times more, so that a slow machine meets the moment too.
+        await asyncio.sleep(0.1 * chance.random() ** 4)
         await calls.close_session(session)
         await submitting
         await asyncio.gather(polling, return_exceptions=True)
