@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import signal
 import time
 from pathlib import Path
 
+import grpc
 import pytest
 
 from coordinator.embedded.etcd_process import EtcdProcess
-from tests.fault.support.calls import Calls
-from tests.fault.support.court import Court
+from leasekeeper.v1 import job_service_pb2 as jobs
+from tests.fault.support.calls import Calls, available
+from tests.fault.support.court import Court, metric
 from tests.fault.support.processes import Coordinator, PollProcess, WorkerProcess
 from tests.support.polling import eventually
+from tests.support.tcp_proxy import TcpProxy
 
 TTL = 2.0
 
@@ -84,12 +88,12 @@ async def test_a_worker_that_leaves_swallows_no_job(
                 submitted[job_id] = time.monotonic()
                 await calls.submit(job_id)
                 assert await leaves.wait(10) == 0, leaves.log
-        jobs = await court.ended(ids, timeout=10)
+        ended = await court.ended(ids, timeout=10)
 
     reading = court.read()
     delays = {job_id: reading.starts_of(job_id)[-1].at - submitted[job_id] for job_id in ids}
     assert max(delays.values()) < 1.0, delays
-    assert {(job.failures, job.lease_losses) for job in jobs.values()} == {(0, 0)}
+    assert {(job.failures, job.lease_losses) for job in ended.values()} == {(0, 0)}
     assert len(reading.effects) == rounds
     await court.judge(submitted=ids)
 
@@ -125,6 +129,43 @@ async def test_a_session_that_closes_as_its_poll_wins_a_job_gives_it_back_unchar
     assert 0 < judgement.claims, "no poll ever won: prove nothing"
 
 
+async def test_polls_and_streams_of_a_client_that_vanished_leave_nothing_behind(
+    own_etcd: EtcdProcess, namespace: str, tmp_path: Path
+) -> None:
+    """Oracle O4: 40 polls and 20 streams over a connection that is reset; watchers and files as before."""
+
+    def held(pid: int) -> tuple[float, int]:
+        watchers = metric(own_etcd.metrics_url, "etcd_debugging_mvcc_watcher_total")
+        return watchers, len(os.listdir(f"/proc/{pid}/fd"))
+
+    async with (
+        Coordinator(own_etcd.endpoints, tmp_path) as coordinator,
+        TcpProxy(coordinator.endpoint) as proxy,
+        Calls(proxy.endpoint, namespace) as calls,
+    ):
+        session = await calls.open(ttl=60)
+        await calls.claim(session)
+        before = held(coordinator.pid)
+        for _ in range(2):
+            polls = [asyncio.create_task(calls.claim(session, wait=20)) for _ in range(40)]
+            streams = [
+                calls.jobs.WatchJobs(jobs.WatchJobsRequest(namespace=namespace), timeout=30)
+                for _ in range(20)
+            ]
+            await asyncio.gather(*(stream.read() for stream in streams))
+            assert held(coordinator.pid)[0] > before[0]
+            proxy.close_connections()
+            ended = await asyncio.gather(*polls, return_exceptions=True)
+            assert all(isinstance(end, grpc.aio.AioRpcError) for end in ended)
+            await available(lambda: calls.beat(session))
+
+        def back() -> bool:
+            watchers, files = held(coordinator.pid)
+            return watchers <= before[0] and files <= before[1] + 3
+
+        await eventually(back, timeout=10, interval=0.1, what=f"back to {before}")
+
+
 async def test_jobs_submitted_while_the_coordinator_was_frozen_start_at_once_after_it(
     own_etcd: EtcdProcess, own_court: Court, namespace: str, tmp_path: Path
 ) -> None:
@@ -152,10 +193,10 @@ async def test_jobs_submitted_while_the_coordinator_was_frozen_start_at_once_aft
         coordinator.resume()
         resumed = time.monotonic()
         await asyncio.gather(*submitting)
-        jobs = await own_court.ended(ids, timeout=15)
+        ended = await own_court.ended(ids, timeout=15)
 
     reading = own_court.read()
     starts = [reading.starts_of(job_id)[0].at - resumed for job_id in ids]
     assert max(starts) < 8.0 + 1.0, starts
-    assert {job.attempt for job in jobs.values()} == {1}
+    assert {job.attempt for job in ended.values()} == {1}
     await own_court.judge(submitted=[*ids, "warm-up"])

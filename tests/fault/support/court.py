@@ -18,7 +18,7 @@ from tests.fault.support.history import read_history
 from tests.fault.support.sink import Sink, SinkReading
 from tests.support.polling import eventually
 
-__all__ = ["Court"]
+__all__ = ["Court", "metric"]
 
 _TIMEOUT = 5.0
 
