@@ -88,7 +88,7 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
     index = Index(store.jobs, store.sessions, holders, clock, IndexConfig(), arrived=arrivals.arrived)
     changes.bind(index)
     commits.bind((index, due))
-    abandoned = Abandoned(store.jobs, clock)
+    abandoned = Abandoned(store.jobs, clock, arrived=arrivals.arrived)
     take_away = TakeAwayPass(store.jobs, clock, entropy, again=holders.report_again)
     dispatch = Dispatch(
         store.jobs,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from coordinator.core.commands import Release
 from coordinator.core.effects import effects
@@ -16,6 +16,7 @@ from coordinator.core.job import Claim
 from coordinator.core.machine import Decision, decide
 from coordinator.errors import LeasekeeperError
 from coordinator.ports import Clock, Commit, JobStore, Operation, Stored
+from coordinator.services.waiters import Pair
 from coordinator.services.window import Entry, Window
 
 __all__ = ["Abandoned"]
@@ -29,11 +30,15 @@ class Abandoned:
     """A queue of claims to give back, and the one task that works it off.
 
     Args:
+        arrived: called with (pair, job id) for a job that was proposed in vain and waits again.
         timeout: seconds that one release may take.
     """
 
-    def __init__(self, jobs: JobStore, clock: Clock, timeout: float = 5.0) -> None:
+    def __init__(
+        self, jobs: JobStore, clock: Clock, *, arrived: Callable[[Pair, str], None], timeout: float = 5.0
+    ) -> None:
         self._jobs = jobs
+        self._arrived = arrived
         self._clock = clock
         self._timeout = timeout
         self._pending: deque[
@@ -76,8 +81,9 @@ class Abandoned:
                     self._claims.append((result.stored, result.claim))
                 elif isinstance(result, Commit) and not result.session_gone:
                     window.drop(entry)
-                else:
-                    window.give_back(entry)
+                elif window.give_back(entry):
+                    job = entry.stored.job
+                    self._arrived((job.namespace, job.terms.queue, job.terms.type), job.job_id)
         before = self.released
         waiting = [self._release(*self._claims.popleft()) for _ in range(len(self._claims))]
         await asyncio.gather(*waiting)

@@ -134,6 +134,14 @@ class Dispatch:
             if before or not query.wait_ms:
                 return before
         pairs = tuple((namespace, queue, type_) for queue, type_ in query.queues)
+        try:
+            return await self._poll(namespace, query, pairs, nonce, deadline)
+        finally:
+            self._pass_on(pairs)
+
+    async def _poll(
+        self, namespace: str, query: ClaimQuery, pairs: tuple[Pair, ...], nonce: bytes, deadline: float
+    ) -> list[ClaimedJob]:
         until = min(deadline, self._clock.monotonic() + query.wait_ms / 1000)
         place = self._waiters.number()
         known = self._holders.session(namespace, query.session_id) is not None
@@ -156,6 +164,17 @@ class Dispatch:
             if not await self._wait(self._waiters.add(place, pairs), left):
                 break
         return []
+
+    def _pass_on(self, pairs: tuple[Pair, ...]) -> None:
+        """Wake the next in each line that still has a job.
+
+        A job wakes one waiter. Whatever keeps that one from taking it (its session has ended, the store
+        refuses, its caller is gone, another type's job came first), the job must not sit beside others who
+        wait. Each who is woken passes on as it leaves, so one wake a line is enough.
+        """
+        for pair in pairs:
+            if self._waiters.waiting_for(pair) and self._index.window(pair):
+                self._waiters.wake_one(pair)
 
     async def claim_job(
         self,
@@ -414,22 +433,15 @@ class Dispatch:
         return claimed
 
     async def _wait(self, waiter: Waiter, seconds: float) -> bool:
-        """Whether it was woken in time."""
+        """Whether it was woken in time; woken and timed out in one turn of the loop, it was woken."""
         try:
             async with asyncio.timeout(seconds):
                 await waiter.woken
-                return True
         except TimeoutError:
-            return False
-        except asyncio.CancelledError:
-            if waiter.woken.done() and not waiter.woken.cancelled():
-                # It was woken for a job that it will not take: wake the next.
-                for pair in waiter.pairs:
-                    if not waiter.job_id and self._waiters.wake_one(pair):
-                        break
-            raise
+            return waiter.woken.done() and not waiter.woken.cancelled()
         finally:
             self._waiters.remove(waiter)
+        return True
 
 
 def _claim(job: Job, session_id: str, nonce: bytes, now_ms: int) -> Claim:

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from coordinator.errors import RequestError
 from coordinator.ports import Stored
 from coordinator.reconciler.take_away import TakeAwayPass
 from coordinator.services.abandoned import Abandoned
@@ -63,7 +64,7 @@ class Coordinator:
             self.index_config,
             arrived=self.arrivals.arrived,
         )
-        self.abandoned = Abandoned(self.jobs, self.clock)
+        self.abandoned = Abandoned(self.jobs, self.clock, arrived=self.arrivals.arrived)
         self.dispatch = Dispatch(
             self.jobs,
             self.session_store,
@@ -160,5 +161,5 @@ async def polling(coordinator: Coordinator, **query: object) -> AsyncIterator[as
         yield task
     finally:
         task.cancel()
-        with suppress(asyncio.CancelledError):
+        with suppress(asyncio.CancelledError, RequestError):
             await task
