@@ -14,7 +14,7 @@ from tests.support.tcp_proxy import ProxyMode, TcpProxy
 
 
 async def test_a_hundred_jobs_are_stored_in_few_groups_and_a_repeat_finds_each(side: Side) -> None:
-    jobs = [a_new_job("") for _ in range(100)]
+    jobs = [a_new_job("", item=place) for place in range(100)]
     first = await side.submission.submit(side.namespace, "r1", jobs, side.deadline)
     again = await side.submission.submit(side.namespace, "r1", jobs, side.deadline)
     assert all(isinstance(one, SubmitOutcome) and one.created for one in first)
