@@ -118,6 +118,37 @@ async def test_a_blocked_handler_ends_nothing_of_its_successor_in_the_same_proce
     assert (await court.judge(submitted=["j1"])).outcomes == {"LOST": 1, "SUCCEEDED": 1}
 
 
+async def test_a_worker_frozen_past_its_lease_writes_and_ends_nothing_when_it_wakes(
+    shared: Coordinator, calls: Calls, court: Court, tmp_path: Path
+) -> None:
+    """Fault case 041 with processes: SIGSTOP in mid-handler; the job has ended elsewhere before SIGCONT."""
+    told = {"sink": court.sink.path, "gates": tmp_path, "ttl": TTL, "queues": {"work": 1}}
+    payload = {"gate": "attempt-{attempt}", "deaf": True}
+    async with WorkerProcess(shared.endpoint, calls.namespace, tmp_path, name="sleeps", **told) as sleeps:
+        await calls.submit("j1", payload, type="effect-sync")
+        await eventually(lambda: len(court.read().starts) == 1, what="the first handler began")
+        sleeps.pause()
+        frozen = time.monotonic()
+        async with WorkerProcess(shared.endpoint, calls.namespace, tmp_path, name="saves", **told):
+            await eventually(lambda: len(court.read().starts) == 2, timeout=10, what="it runs elsewhere")
+            recovered = time.monotonic() - frozen
+            (tmp_path / "attempt-2").touch()
+            await court.ended(["j1"], timeout=10)
+            (tmp_path / "attempt-1").touch()
+            sleeps.resume()
+            await eventually(lambda: len(court.read().effects) == 2, timeout=10, what="it wakes and writes")
+            # It goes on to work: what it lost does not hold it up.
+            await calls.submit("j2", type="effect-sync")
+            await court.ended(["j2"], timeout=10)
+
+    good, late = [effect for effect in court.read().effects if effect.job == "j1"]
+    assert recovered < TTL + 2.0
+    assert (good.worker, good.accepted) == ("saves", True)
+    assert (late.worker, late.accepted) == ("sleeps", False)
+    judgement = await court.judge(submitted=["j1", "j2"])
+    assert judgement.outcomes == {"LOST": 1, "SUCCEEDED": 2}
+
+
 async def expired(calls: Calls, court: Court, job_id: str) -> tuple[str, Claim]:
     """A session that claimed the job and fell silent, once its claim is gone."""
     await calls.submit(job_id)
