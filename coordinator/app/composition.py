@@ -26,6 +26,7 @@ from coordinator.services.holders import Holders
 from coordinator.services.index import Index, IndexConfig
 from coordinator.services.job_changes import JobChanges
 from coordinator.services.queries import Queries
+from coordinator.services.redelivery import Redelivery
 from coordinator.services.sessions import SessionConfig, Sessions
 from coordinator.services.settlement import SettlementService
 from coordinator.services.submission import Submission
@@ -100,6 +101,7 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
         waiters,
         arrivals,
         abandoned,
+        Redelivery(store.jobs, store.sessions),
         clock,
         entropy,
         DispatchConfig(),

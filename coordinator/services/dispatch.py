@@ -39,6 +39,7 @@ from coordinator.services.digests import claim_nonce
 from coordinator.services.fencing import check_present
 from coordinator.services.holders import Holders
 from coordinator.services.index import Index
+from coordinator.services.redelivery import Redelivery
 from coordinator.services.storage_errors import refused
 from coordinator.services.waiters import Pair, Waiter, Waiters
 from coordinator.services.window import Entry, Window, job_bytes
@@ -88,6 +89,7 @@ class Dispatch:
         waiters: Waiters,
         arrivals: Arrivals,
         abandoned: Abandoned,
+        redelivery: Redelivery,
         clock: Clock,
         entropy: Entropy,
         config: DispatchConfig,
@@ -103,6 +105,7 @@ class Dispatch:
         self._waiters = waiters
         self._arrivals = arrivals
         self._abandoned = abandoned
+        self._redelivery = redelivery
         self._clock = clock
         self._entropy = entropy
         self._config = config
@@ -130,7 +133,7 @@ class Dispatch:
         await self._admit(namespace, deadline)
         nonce = claim_nonce(query.session_id, query.request_id)
         if query.repeat:
-            before = await self._claimed_before(namespace, query.session_id, nonce, deadline)
+            before = await self._redelivery.of_request(namespace, query.session_id, nonce, deadline)
             if before or not query.wait_ms:
                 return before
         pairs = tuple((namespace, queue, type_) for queue, type_ in query.queues)
@@ -207,7 +210,10 @@ class Dispatch:
                 raise RequestError(Reason.JOB_NOT_FOUND, "there is no such job", metadata={"job_id": job_id})
             held = found.claim
             if held is not None and held.session == session_id and held.nonce == nonce:
-                return _delivered(found)
+                kept = await self._redelivery.keep([found], deadline)
+                if kept:
+                    return kept[0]
+                continue
             refusal = await self._try_one(namespace, session_id, nonce, found.stored, held, deadline)
             if isinstance(refusal, ClaimedJob):
                 return refusal
@@ -349,20 +355,24 @@ class Dispatch:
         assert claim is not None, "a claim leaves a claim"
         if spec is not None and not commit.resent:
             return ClaimedJob(stored=stored, claim=claim, spec=spec, checkpoint=commit.checkpoint)
+        kept: list[ClaimedJob] = []
         try:
             deadline = self._clock.monotonic() + self._config.commit_timeout
             found = await self._jobs.read(
                 namespace, stored.job.job_id, deadline=deadline, spec=True, checkpoint=True
             )
-        except StorageError as error:
+            if found.claim is not None and found.claim.token == claim.token:
+                # Not won by this very call: another call of the same request may be gone, and its claim
+                # on its way back.
+                kept = [_delivered(found)] if commit.won else await self._redelivery.keep([found], deadline)
+        except LeasekeeperError as error:
             _log.warning(
                 "a claimed job could not be read and goes back: %s", error, extra={"job": stored.job.job_id}
             )
-            found = None
-        if found is None or found.claim is None or found.claim.token != claim.token or found.spec is None:
-            self._abandoned.release(stored, claim)
-            return None
-        return _delivered(found)
+        if kept:
+            return kept[0]
+        self._abandoned.release(stored, claim)
+        return None
 
     async def _try_one(
         self,
@@ -413,24 +423,6 @@ class Dispatch:
             raise refused(error) from error
         if session is None:
             raise _session_not_found(session_id)
-
-    async def _claimed_before(
-        self, namespace: str, session_id: str, nonce: bytes, deadline: float
-    ) -> list[ClaimedJob]:
-        try:
-            claims = await self._sessions.claims_of(namespace, session_id, deadline=deadline)
-            claimed: list[ClaimedJob] = []
-            for job_id, claim in claims:
-                if claim.nonce != nonce:
-                    continue
-                found = await self._jobs.read(
-                    namespace, job_id, deadline=deadline, spec=True, checkpoint=True
-                )
-                if found.claim is not None and found.claim.token == claim.token and found.spec is not None:
-                    claimed.append(_delivered(found))
-        except StorageError as error:
-            raise refused(error) from error
-        return claimed
 
     async def _wait(self, waiter: Waiter, seconds: float) -> bool:
         """Whether it was woken in time; woken and timed out in one turn of the loop, it was woken."""

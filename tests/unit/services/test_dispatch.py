@@ -297,3 +297,49 @@ async def test_a_claim_key_is_never_overwritten() -> None:
 
 def _by_hand() -> Claim:
     return a_claim(a_job("a"), "00000000000000b2", nonce=b"by hand")
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+async def test_a_claim_handed_out_to_a_repeat_is_not_given_back_behind_its_back(by_id: bool) -> None:
+    """P8: the first call is gone, its coordinator is about to give the claim back, and the repeat gets it.
+
+    Given back at once, it would run elsewhere while its holder has a whole TTL of trust in it.
+    """
+    c = await bench_with()
+    await c.submit("a")
+    c.etcd.hold()
+    first = asyncio.ensure_future(c.claim_one("a") if by_id else c.claim())
+    for _ in range(10):
+        await asyncio.sleep(0)
+    first.cancel()
+    await asyncio.sleep(0)
+    c.etcd.go()
+    for _ in range(10):
+        await asyncio.sleep(0)
+    again = [await c.claim_one("a")] if by_id else await c.claim(repeat=True)
+    assert ids(again) == ["a"]
+    assert await c.abandoned.run_once() == 0
+    stored, held = c.etcd.stored(NS, "a"), c.etcd.claim(NS, "a")
+    assert stored is not None
+    assert held is not None
+    assert stored.job.state is JobState.RUNNING
+    assert held.token == again[0].claim.token
+
+
+async def test_a_repeat_is_not_handed_a_claim_that_was_given_back() -> None:
+    c = await bench_with()
+    await c.submit("a")
+    await c.claim()
+    stored, held = c.etcd.stored(NS, "a"), c.etcd.claim(NS, "a")
+    assert stored is not None
+    assert held is not None
+    c.abandoned.release(stored, held)
+    c.etcd.hold()
+    giving_back = asyncio.ensure_future(c.abandoned.run_once())
+    await asyncio.sleep(0)
+    repeat = asyncio.ensure_future(c.claim(repeat=True))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    c.etcd.go()
+    assert await giving_back == 1
+    assert await repeat == []

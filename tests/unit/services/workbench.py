@@ -17,6 +17,7 @@ from coordinator.services.arrivals import Arrivals
 from coordinator.services.dispatch import Dispatch, DispatchConfig
 from coordinator.services.holders import Holders, Suspect
 from coordinator.services.index import Index, IndexConfig
+from coordinator.services.redelivery import Redelivery
 from coordinator.services.sessions import SessionConfig, Sessions
 from coordinator.services.waiters import Waiters
 from tests.support.builders import FAR, a_job, open_session, store_job
@@ -75,6 +76,7 @@ class Coordinator:
             self.waiters,
             self.arrivals,
             self.abandoned,
+            Redelivery(self.jobs, self.session_store),
             self.clock,
             SteadyEntropy(),
             self.config,
