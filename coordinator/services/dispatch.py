@@ -324,7 +324,6 @@ class Dispatch:
                 failure = refused(result)
             elif result.won:
                 spec = entry.spec or result.spec
-                self._index.spec_used(entry)
                 won = await self._deliver(namespace, result.stored, result.claim, spec, result)
                 if won is not None:
                     claimed.append(won)
@@ -335,14 +334,12 @@ class Dispatch:
                 session_id,
                 nonce,
             ):
-                self._index.spec_used(entry)
                 proposal.window.drop(entry)
-                won = await self._deliver(namespace, result.stored, result.claim, entry.spec, result)
+                won = await self._deliver(namespace, result.stored, result.claim, None, result)
                 if won is not None:
                     claimed.append(won)
             else:
                 self.conflicts += 1
-                self._index.spec_used(entry)
                 proposal.window.drop(entry)
         if not claimed and failure is not None:
             raise failure

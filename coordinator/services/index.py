@@ -78,6 +78,7 @@ class Index:
         self._listed: set[str] = set()
         self._fresh: dict[str, bool] = {}
         self._spec_bytes = 0
+        self._counted_at = float("-inf")
         self._hungry: set[Pair] = set()
         self._wake = asyncio.Event()
         self.repaired = 0
@@ -102,12 +103,6 @@ class Index:
         self._hungry.add(pair)
         self._wake.set()
         return True
-
-    def spec_used(self, entry: Entry) -> None:
-        """The entry leaves the window; its spec is not kept any more."""
-        if entry.spec is not None:
-            self._spec_bytes -= len(entry.spec.payload)
-            entry.spec = None
 
     def ready(self, namespace: str) -> bool:
         """Whether the namespace is listed and its watch is alive."""
@@ -327,8 +322,7 @@ class Index:
 
     def _ready(self, pair: Pair, stored: Stored, *, created: bool, spec: Spec | None) -> None:
         if spec is not None and (
-            len(spec.payload) > self._config.kept_spec_limit
-            or self._spec_bytes + len(spec.payload) > self._config.kept_spec_bytes
+            len(spec.payload) > self._config.kept_spec_limit or not self._room_for(len(spec.payload))
         ):
             spec = None
         entry = Entry(stored, spec, self._clock.monotonic())
@@ -336,6 +330,21 @@ class Index:
             if spec is not None:
                 self._spec_bytes += len(spec.payload)
             self._arrived(pair, stored.job.job_id)
+
+    def _room_for(self, size: int) -> bool:
+        """Whether a spec of ``size`` bytes may be kept.
+
+        Kept bytes are added up here, and counted in the windows when the sum reaches the limit, at most once
+        a second: an entry leaves a window in many ways, and none of them has to remember to subtract.
+        """
+        limit = self._config.kept_spec_bytes
+        if self._spec_bytes + size > limit:
+            now = self._clock.monotonic()
+            if now - self._counted_at < 1.0:
+                return False
+            self._counted_at = now
+            self._spec_bytes = sum(window.spec_bytes() for window in self._windows.values())
+        return self._spec_bytes + size <= limit
 
     def _deadline(self) -> float:
         return self._clock.monotonic() + self._config.call_timeout

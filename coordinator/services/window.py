@@ -208,6 +208,11 @@ class Window:
         ]
         return missing, ghosts
 
+    def spec_bytes(self) -> int:
+        """Payload bytes of the specs kept here."""
+        entries = (*self._entries.values(), *self._taken.values())
+        return sum(len(entry.spec.payload) for entry in entries if entry.spec is not None)
+
     @property
     def last_rank(self) -> Rank | None:
         """Rank of the last entry held."""

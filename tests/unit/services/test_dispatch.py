@@ -343,3 +343,20 @@ async def test_a_repeat_is_not_handed_a_claim_that_was_given_back() -> None:
     c.etcd.go()
     assert await giving_back == 1
     assert await repeat == []
+
+
+async def test_specs_are_kept_however_many_jobs_have_passed() -> None:
+    """Entries leave a window in many ways: claimed, pushed out by better ones, cancelled, listed anew."""
+    c = await bench_with(index_config=IndexConfig(window_capacity=4, kept_spec_bytes=20))
+    asked: list[bool] = []
+    c.etcd.interfere.append(lambda op: asked.append(op.want_spec) if op.claim is not None else None)
+    await c.jobs.register_type(NS, "q", "t", deadline=FAR)
+    for place in range(40):  # each better than those before, two bytes of payload each
+        await store_job(c.jobs, a_job(f"j{place}", counter=100 - place))
+    while await c.claim(n=4, request="r"):
+        await c.index.refill_once()
+    await c.clock.advance(2.0)
+    asked.clear()
+    await store_job(c.jobs, a_job("last", counter=200))
+    assert ids(await c.claim(request="r-last")) == ["last"]
+    assert asked == [False]
