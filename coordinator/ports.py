@@ -171,10 +171,15 @@ class JobPage:
 
 @dataclass(frozen=True, slots=True)
 class ReadyPage:
-    """Waiting jobs in rank order; ``complete``: the range held no more than these."""
+    """Waiting jobs in rank order; ``complete``: the range held no more than these.
+
+    ``last``, of a page that is not complete, is the rank up to which it was read: beyond the last of ``jobs``
+    where what follows cannot be decoded. None: nothing at all can be told.
+    """
 
     jobs: tuple[Stored, ...]
     complete: bool
+    last: Rank | None
 
 
 @dataclass(frozen=True, slots=True)

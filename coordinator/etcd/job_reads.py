@@ -238,9 +238,16 @@ class JobReader:
         for kv in reply.kvs:
             try:
                 ms, job_id = keys.parse_due(kv.key)
-                due.append(Due(job_id, ms, decode_due(kv.value), kv.mod_revision))
-            except (CodecError, KeyFormatError) as error:
+            except KeyFormatError as error:
                 self._set_aside.add("due", kv.key, error)
+                continue
+            try:
+                hold_ms = decode_due(kv.value)
+            except CodecError as error:
+                # Not left out: a page with gaps would look like the last one, and hide all that follow.
+                self._set_aside.add("due", kv.key, error)
+                hold_ms = 0  # the record says it as well
+            due.append(Due(job_id, ms, hold_ms, kv.mod_revision))
         return due
 
     async def list_ready(
@@ -261,17 +268,17 @@ class JobReader:
         timeout = read_timeout(self._clock, deadline)
         reply = await self._client.range(span.start, span.end, limit=limit, timeout=timeout)
         jobs = await self._decode_all(keys, reply)
-        if reply.more and reply.kvs:
+        if not reply.more:
+            return ReadyPage(tuple(jobs), True, None)
+        last = _last_rank(keys, reply.kvs)
+        if last is not None:
             # Two coordinators may give the same rank; the rest of the last one belongs to this page.
-            try:
-                tie = keys.ready_at(queue, type_, keys.parse_ready(reply.kvs[-1].key).rank)
-            except KeyFormatError:
-                return ReadyPage(tuple(jobs), False)
+            tie = keys.ready_at(queue, type_, last)
             rest = await self._client.range(
                 reply.kvs[-1].key + b"\0", tie.end, timeout=read_timeout(self._clock, deadline)
             )
             jobs += await self._decode_all(keys, rest)
-        return ReadyPage(tuple(jobs), not reply.more)
+        return ReadyPage(tuple(jobs), False, last)
 
     async def _decode_all(self, keys: NamespaceKeys, reply: RangeResponse) -> list[Stored]:
         """Decode a window's worth without holding up the event loop: each record costs some 15 µs."""
@@ -322,6 +329,16 @@ class JobReader:
             except (CodecError, KeyFormatError) as error:
                 self._set_aside.add("claim", kv.key, error)
         return claims
+
+
+def _last_rank(keys: NamespaceKeys, kvs: Sequence[KeyValue]) -> Rank | None:
+    """Rank of the last key that is one of ours, whatever its value."""
+    for kv in reversed(kvs):
+        try:
+            return keys.parse_ready(kv.key).rank
+        except KeyFormatError:
+            continue  # set aside when it was decoded
+    return None
 
 
 def _spec(kv: KeyValue | None) -> Spec | None:

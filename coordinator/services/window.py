@@ -173,7 +173,8 @@ class Window:
                 gap = now_ms - until.ms
                 self._delta_ms = min(max(self._delta_ms * 4, gap // 2), _MONTH_MS)
         else:
-            self.horizon = found[-1].job.rank
+            # Beyond what cannot be decoded; else a window's worth of it would hold up all that follows.
+            self.horizon = page.last or self.horizon
             self._delta_ms = max(1, self._delta_ms // 2)
         return sum(self.put(Entry(stored, None, seen), created=False) for stored in found)
 

@@ -153,7 +153,8 @@ class MemoryJobStore:
             and (after is None or where.rank > after)
         )
         jobs = tuple(Stored(entry.value, entry.mod) for _, _, entry in found[:limit])
-        return ReadyPage(jobs, len(found) <= limit)
+        complete = len(found) <= limit
+        return ReadyPage(jobs, complete, None if complete else found[limit - 1][0])
 
     async def count_ready(self, namespace: str, queue: str, type_: str, *, deadline: float) -> int:
         """How many wait."""

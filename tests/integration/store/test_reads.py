@@ -106,6 +106,32 @@ async def test_ready_pages_never_cut_a_rank(harness: Harness) -> None:
     assert count == 6
 
 
+async def test_undecodable_jobs_hold_up_none_that_wait_behind_them(harness: Harness) -> None:
+    """As after a step back to an older version: a page's worth of records that only the newer one reads."""
+    now = harness.clock.now_ms()
+    keys = harness.store.space.namespace(harness.namespace)
+    for number in range(3):
+        await harness.store.client.put(
+            keys.ready("q", "t", Rank(now, number), f"new{number}"), b"\xff", timeout=5
+        )
+        await harness.store.client.put(keys.due(now, f"new{number}"), b"\xff", timeout=5)
+    assert (await harness.submit("later", submit_ms=now, counter=6, due_ms=now)).won
+    page = await harness.store.jobs.list_ready(
+        harness.namespace,
+        "q",
+        "t",
+        after=None,
+        until=Rank(10**14 - 1, 0),
+        limit=2,
+        deadline=harness.deadline(),
+    )
+    assert (page.jobs, page.complete, page.last) == ((), False, Rank(now, 1))
+    due = await harness.store.jobs.list_due(
+        harness.namespace, until_ms=now, limit=2, deadline=harness.deadline()
+    )
+    assert [each.job_id for each in due] == ["new0", "new1"], "a short page would look like the last"
+
+
 async def test_due_keys_come_in_order_and_strays_can_be_deleted(harness: Harness) -> None:
     now = harness.clock.now_ms()
     for job_id, at in (("b", now + 2_000), ("a", now + 1_000), ("later", now + 60_000)):

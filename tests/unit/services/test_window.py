@@ -89,7 +89,9 @@ def test_refills_reach_every_job_in_order_with_ranges_that_end_tightly() -> None
             until = window.next_until(NOW_MS)
             after = window.horizon or Rank(0, 0)
             there = [s for s in store if after < s.job.rank <= until]
-            window.refill(ReadyPage(tuple(there[:100]), len(there) <= 100), until, NOW_MS, 0.0)
+            page = tuple(there[:100])
+            last = page[-1].job.rank if len(there) > 100 else None
+            window.refill(ReadyPage(page, last is None, last), until, NOW_MS, 0.0)
             asked += 1
         for one in window.peek(10):
             window.take(one)
@@ -99,6 +101,14 @@ def test_refills_reach_every_job_in_order_with_ranges_that_end_tightly() -> None
             break
     assert taken == [s.job.job_id for s in store]
     assert asked < 400
+
+
+def test_a_page_of_which_nothing_can_be_decoded_is_passed() -> None:
+    window = Window(100, complete=False)
+    assert window.refill(ReadyPage((), False, Rank(NOW_MS, 7)), Rank(NOW_MS, 99), NOW_MS, 0.0) == 0
+    assert window.horizon == Rank(NOW_MS, 7)
+    assert window.refill(ReadyPage((), False, None), Rank(NOW_MS, 99), NOW_MS, 0.0) == 0
+    assert window.horizon == Rank(NOW_MS, 7), "not even a key: look again"
 
 
 @settings(max_examples=60, deadline=None)
