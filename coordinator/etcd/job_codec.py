@@ -1,4 +1,4 @@
-"""The record of a job, its value and back. A hot one: it copies encoded terms and skips what is empty."""
+"""The record of a job, its value and back. Hot: it copies encoded terms and writes usual fields by hand."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ __all__ = ["JobCodec"]
 
 _TERMS_TAG: Final = b"\x1a"  # StateRecord.terms: field 3, length-delimited
 
+_STATES: Final = {state: bytes((0x08, FORMAT, 0x10, state, 0x20)) for state in JobState}
+"""Format, state, and the tag of ready_ms, which every record has."""
+
 
 class JobCodec:
     """``StateRecord``s; keeps encoded terms between transitions."""
@@ -27,43 +30,20 @@ class JobCodec:
 
     def encode(self, job: Job) -> bytes:
         """The value of ``job``'s ``state`` and ``ready`` keys."""
-        head = StateRecord(
-            format=FORMAT,
-            state=job.state,
-            ready_ms=job.ready_ms,
-            rank_ms=job.rank.ms,
-            rank_counter=job.rank.counter,
-            attempt=job.attempt,
-            attempts=[_attempt_record(attempt) for attempt in job.attempts],
-        )
-        # Setting an empty field costs as much as setting another one, and most of these are empty.
-        if job.failures:
-            head.failures = job.failures
-        if job.lease_losses:
-            head.lease_losses = job.lease_losses
-        if job.uncharged:
-            head.uncharged = job.uncharged
-        if job.hold_ms:
-            head.hold_ms = job.hold_ms
-        if job.cancel_requested:
-            head.cancel_requested = True
-        if job.cancel_reason:
-            head.cancel_reason = job.cancel_reason
-        if job.progress is not None:
-            head.progress.CopyFrom(ProgressRecord(ratio=job.progress.ratio, note=job.progress.note))
-        if job.result:
-            head.result = job.result
-        if job.result_content_type:
-            head.result_content_type = job.result_content_type
-        if job.result_size:
-            head.result_size = job.result_size
-        if job.end_reason:
-            head.end_reason = job.end_reason
-        if job.settle_ms:
-            head.settle_ms = job.settle_ms
         terms = self._terms.encode(job.terms)
         # Fields may come in any order, so the terms are spliced in behind.
-        return b"".join((head.SerializeToString(), _TERMS_TAG, varint(len(terms)), terms))
+        unusual = (
+            job.failures
+            or job.lease_losses
+            or job.uncharged
+            or job.hold_ms
+            or job.cancel_requested
+            or job.cancel_reason
+            or job.end_reason
+            or job.progress is not None
+        )
+        head = _by_protobuf(job) if unusual else _by_hand(job)
+        return b"".join((head, _TERMS_TAG, varint(len(terms)), terms))
 
     def decode(self, namespace: str, job_id: str, value: bytes) -> Job:
         """The job whose ``state`` or ``ready`` key held ``value``.
@@ -99,6 +79,101 @@ class JobCodec:
             )
         except ValueError as error:
             raise CodecError(f"state: {error}") from error
+
+
+def _by_hand(job: Job) -> bytes:
+    """All but the terms of a job that never failed, was never lost, is not to stop and has no progress.
+
+    Most transitions are of such jobs, and this takes a third of the time that the message object takes.
+    """
+    rank = job.rank
+    parts = [
+        _STATES[job.state],
+        varint(job.ready_ms),
+        b"\x28",
+        varint(rank.ms),
+        b"\x30",
+        varint(rank.counter),
+    ]
+    if job.attempt:
+        parts += (b"\x38", varint(job.attempt))
+        for attempt in job.attempts:
+            encoded = _attempt_by_hand(attempt)
+            parts += (b"\x72", varint(len(encoded)), encoded)
+    if job.result:
+        parts += (b"\x82\x01", varint(len(job.result)), job.result)
+    if job.result_content_type:
+        kind = job.result_content_type.encode()
+        parts += (b"\x8a\x01", varint(len(kind)), kind)
+    if job.result_size:
+        parts += (b"\x90\x01", varint(job.result_size))
+    if job.settle_ms:
+        parts += (b"\xa0\x01", varint(job.settle_ms))
+    return b"".join(parts)
+
+
+def _attempt_by_hand(attempt: Attempt) -> bytes:
+    session = attempt.session.encode()
+    head = b"\x08%b\x1a%b%b\x20%b\x30%b" % (
+        varint(attempt.number),
+        varint(len(session)),
+        session,
+        varint(attempt.start_ms),
+        varint(attempt.outcome),
+    )
+    if attempt.outcome is AttemptOutcome.RUNNING:
+        return head
+    if attempt.failure_type or attempt.failure_message:
+        return _attempt_record(attempt).SerializeToString()
+    digest = attempt.digest
+    return b"%b\x10%b\x28%b\x3a%b%b\x50%b\x58%b" % (
+        head,
+        varint(attempt.token),
+        varint(attempt.end_ms),
+        varint(len(digest)),
+        digest,
+        varint(attempt.state_after or 0),
+        varint(attempt.ready_ms_after),
+    )
+
+
+def _by_protobuf(job: Job) -> bytes:
+    """All but the terms of any job."""
+    head = StateRecord(
+        format=FORMAT,
+        state=job.state,
+        ready_ms=job.ready_ms,
+        rank_ms=job.rank.ms,
+        rank_counter=job.rank.counter,
+        attempt=job.attempt,
+        attempts=[_attempt_record(attempt) for attempt in job.attempts],
+    )
+    # Setting an empty field costs as much as setting another one, and most of these are empty.
+    if job.failures:
+        head.failures = job.failures
+    if job.lease_losses:
+        head.lease_losses = job.lease_losses
+    if job.uncharged:
+        head.uncharged = job.uncharged
+    if job.hold_ms:
+        head.hold_ms = job.hold_ms
+    if job.cancel_requested:
+        head.cancel_requested = True
+    if job.cancel_reason:
+        head.cancel_reason = job.cancel_reason
+    if job.progress is not None:
+        head.progress.CopyFrom(ProgressRecord(ratio=job.progress.ratio, note=job.progress.note))
+    if job.result:
+        head.result = job.result
+    if job.result_content_type:
+        head.result_content_type = job.result_content_type
+    if job.result_size:
+        head.result_size = job.result_size
+    if job.end_reason:
+        head.end_reason = job.end_reason
+    if job.settle_ms:
+        head.settle_ms = job.settle_ms
+    return head.SerializeToString()
 
 
 def _attempt_record(attempt: Attempt) -> AttemptRecord:

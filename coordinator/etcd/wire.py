@@ -13,7 +13,6 @@ refuse the whole Txn) and for numbers outside 0 .. 2^63-1.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 __all__ = [
     "create_eq",
@@ -45,24 +44,31 @@ def _encode_varint(number: int) -> bytes:
     return bytes(out)
 
 
-_VARINTS = tuple(_encode_varint(number) for number in range(_TABLE))
+_SHORT = tuple(_encode_varint(number) for number in range(1 << 14))
+
+# Fourteen bits that more follow after, as two bytes: times, revisions, counters and lease ids are put
+# together from three to five of these. A cache would not help, most of them never recur.
+_CHUNKS = tuple(bytes((low | 0x80, high | 0x80)) for high in range(128) for low in range(128))
 
 
-@lru_cache(maxsize=8192)
 def _large_varint(number: int) -> bytes:
-    # Lease ids and revisions recur: the same session and the same batch's revision in many ops.
+    """Of a number from 2^14 on."""
     if not 0 <= number <= _MAX_INT64:
         raise ValueError(f"{number} is outside 0 .. 2^63-1")
-    return _encode_varint(number)
+    if number < 1 << 28:
+        return _CHUNKS[number & 0x3FFF] + _SHORT[number >> 14]
+    if number < 1 << 42:
+        return _CHUNKS[number & 0x3FFF] + _CHUNKS[number >> 14 & 0x3FFF] + _SHORT[number >> 28]
+    return _CHUNKS[number & 0x3FFF] + _CHUNKS[number >> 14 & 0x3FFF] + _large_varint(number >> 28)
 
 
 def varint(number: int) -> bytes:
     """Base-128 varint of a non-negative int64."""
-    return _VARINTS[number] if 0 <= number < _TABLE else _large_varint(number)
+    return _SHORT[number] if 0 <= number < 0x4000 else _large_varint(number)
 
 
 def _tagged(tag: int) -> tuple[bytes, ...]:
-    return tuple(bytes((tag,)) + length for length in _VARINTS)
+    return tuple(bytes((tag,)) + length for length in _SHORT[:_TABLE])
 
 
 _F1 = _tagged(0x0A)  # field 1, length-delimited, then the length
@@ -74,7 +80,7 @@ _F7 = _tagged(0x3A)
 
 def _head(table: tuple[bytes, ...], length: int) -> bytes:
     # The hottest callers look into the table themselves first: a call costs as much as the look-up.
-    return table[length] if length < _TABLE else table[0][:1] + _large_varint(length)
+    return table[length] if length < _TABLE else table[0][:1] + varint(length)
 
 
 def _keyed(key: bytes) -> bytes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import pytest
 from hypothesis import given
@@ -125,6 +125,26 @@ def test_no_field_of_a_job_is_forgotten() -> None:
     values = filled(Job, namespace="default", job_id="j", terms=terms, attempts=(attempt,))
     assert None not in values.values()
     job = Job(**values)  # type: ignore[arg-type]
+    jobs_codec = JobCodec()
+    assert jobs_codec.decode("default", "j", jobs_codec.encode(job)) == job
+
+
+@pytest.mark.parametrize("name", [member.name for member in fields(Job)])
+def test_no_field_that_alone_is_unusual_is_forgotten(name: str) -> None:
+    """Usual records are written by hand: one more field of the core must be looked at there too."""
+    attempt = Attempt(**filled(Attempt, failure_type="", failure_message=""))  # type: ignore[arg-type]
+    sample = filled(Job, namespace="default", job_id="j", terms=Terms(**filled(Terms, retry=RetryPolicy())))  # type: ignore[arg-type]
+    sample["attempts"] = (attempt,)
+    usual = Job(
+        namespace="default",
+        job_id="j",
+        terms=Terms(queue="q", type="t", submit_ms=1),
+        state=JobState.RUNNING,
+        ready_ms=1,
+        rank=Rank(1, 0),
+        attempt=1,
+    )
+    job = replace(usual, **{name: sample[name]})  # type: ignore[arg-type]
     jobs_codec = JobCodec()
     assert jobs_codec.decode("default", "j", jobs_codec.encode(job)) == job
 

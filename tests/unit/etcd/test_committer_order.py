@@ -253,4 +253,5 @@ async def test_an_answered_operation_forgets_its_callbacks_so_that_it_is_freed_w
         await settle()
         await bench.etcd.answer(bench.etcd.calls[0])
         assert (await future).won
-        assert (op.on_won, op.rebuild) == (None, None)
+        callbacks: tuple[object, ...] = (op.on_won, op.rebuild)
+        assert callbacks == (None, None)

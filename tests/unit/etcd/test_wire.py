@@ -141,3 +141,10 @@ def test_a_txn_decodes_to_the_message_built_by_objects(
 def test_an_empty_key_or_a_number_outside_int64_is_refused(build: Callable[[], bytes]) -> None:
     with pytest.raises(ValueError, match=r"empty key|outside|needs its end"):
         build()
+
+
+@pytest.mark.parametrize("bits", range(63))
+def test_a_number_is_encoded_as_protobuf_does_it_around_every_power_of_two(bits: int) -> None:
+    for number in {(1 << bits) - 1, 1 << bits, (1 << bits) + 1}:
+        message = pb.Compare(mod_revision=number).SerializeToString()
+        assert wire.varint(number) == message[1:]
