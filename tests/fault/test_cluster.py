@@ -59,11 +59,10 @@ async def leader_of(members: Sequence[EtcdProcess]) -> EtcdProcess:
 
 
 @asynccontextmanager
-async def load(
-    coordinators: Sequence[str], court: Court, folder: Path, count: int
-) -> AsyncIterator[list[str]]:
-    """Two workers and jobs that come slowly; at the end of the block all of them must end."""
-    ids = [f"j{number:04}" for number in range(count)]
+async def load(coordinators: Sequence[str], court: Court, folder: Path) -> AsyncIterator[list[str]]:
+    """Two workers, and jobs that come until the block ends; then all of them must end."""
+    ids: list[str] = []
+    enough = asyncio.Event()
     async with AsyncExitStack() as stack:
         for n in range(2):
             worker = WorkerProcess(
@@ -74,14 +73,18 @@ async def load(
         calls = await stack.enter_async_context(Calls(coordinators[0], court.namespace))
 
         async def produce() -> None:
-            for job_id in ids:
+            while not enough.is_set():
+                job_id = f"j{len(ids):05}"
                 await available(
                     lambda job_id=job_id: calls.submit(job_id, {"work": 0.05}, timeout=10), timeout=30
                 )
+                ids.append(job_id)
+                await asyncio.sleep(0.02)
 
         producing = asyncio.create_task(produce())
         try:
             yield ids
+            enough.set()
             await producing
             await court.ended(ids, timeout=40)
         finally:
@@ -103,7 +106,7 @@ async def test_a_member_killed_under_load_is_hardly_noticed(
     """SIGKILL of the leader, then its return: no job is lost, charged or done twice."""
     async with (
         Coordinator(cluster.endpoints, tmp_path) as coordinator,
-        load([coordinator.endpoint], cluster_court, tmp_path, 200) as ids,
+        load([coordinator.endpoint], cluster_court, tmp_path) as ids,
     ):
         await progress(cluster_court, 20)
         leader = await leader_of(cluster.members)
@@ -131,7 +134,7 @@ async def test_a_frozen_leader_breaks_no_promise_when_it_wakes(
     async with (
         Coordinator(cluster.endpoints, tmp_path, name="c1") as first,
         Coordinator(cluster.endpoints, tmp_path, name="c2") as second,
-        load([first.endpoint, second.endpoint], cluster_court, tmp_path, 100 * rounds) as ids,
+        load([first.endpoint, second.endpoint], cluster_court, tmp_path) as ids,
     ):
         for number in range(rounds):
             await progress(cluster_court, 10)
