@@ -40,6 +40,13 @@ _RECEIVE_BYTES: Final = 16 << 20
 Up to here we say which limit of ours is meant.
 """
 
+_PENDING_CALLS: Final = 200_000
+"""Calls that wait until the event loop takes them.
+
+gRPC's own default sheds from 1,000 on, with a bare CANCELLED that says neither why nor what to do. Ours is
+far above what one turn of the loop lets gather; what is too much is refused by ``GuardConfig.max_calls``.
+"""
+
 _READ, _WRITE, _WORK = Scope.READ, Scope.WRITE, Scope.WORK
 
 METHODS: Final[Mapping[str, Method]] = MappingProxyType(
@@ -103,6 +110,8 @@ def _options(config: ListenConfig) -> list[tuple[str, int]]:
     return [
         ("grpc.max_receive_message_length", _RECEIVE_BYTES),
         ("grpc.max_send_message_length", -1),
+        ("grpc.server.max_pending_requests", _PENDING_CALLS),
+        ("grpc.server.max_pending_requests_hard_limit", _PENDING_CALLS),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.keepalive_time_ms", config.ping_interval_ms),
