@@ -44,7 +44,14 @@ class Client(StrEnum):
 
 Rounds = Annotated[int, typer.Option(min=1, max=20, help="Rounds; medians are printed.")]
 Folder = Annotated[
-    Path | None, typer.Option("--dir", help="Folder on the disk to measure; default: a temporary one.")
+    Path | None,
+    typer.Option(
+        "--dir",
+        exists=True,
+        file_okay=False,
+        writable=True,
+        help="Folder on the disk to measure; default: a temporary one.",
+    ),
 ]
 # Lines are JSON whether or not it is asked for; the option says so in scripts.
 Json = Annotated[bool, typer.Option("--json", help="JSON lines, which is the only form there is.")]
@@ -62,6 +69,15 @@ def everything(
 ) -> None:
     """Run every bench in one run, and compare them."""
     if context.invoked_subcommand is not None:
+        misplaced = [name for name in ("rounds", "folder", "scale") if _given(context, name)]
+        if misplaced:
+            option = "dir" if misplaced[0] == "folder" else misplaced[0]
+            print(
+                f"leasekeeper bench: --{option} must stand behind {context.invoked_subcommand},"
+                " as far as that has it",
+                file=sys.stderr,
+            )
+            raise typer.Exit(_CANNOT_RUN)
         return
     usual = BenchSizes(rounds=rounds)
     suite = Suite(
@@ -139,6 +155,11 @@ def grpc_echo(
 ) -> None:
     """Empty calls to an empty grpc.aio server, 64 callers."""
     _guarded(Suite(BenchSizes(echo_calls=calls, warm_up=min(calls, 2_000), rounds=rounds)).grpc_echo)
+
+
+def _given(context: typer.Context, parameter: str) -> bool:
+    source = context.get_parameter_source(parameter)
+    return source is not None and source.name == "COMMANDLINE"
 
 
 def _scaled(size: int, scale: float) -> int:

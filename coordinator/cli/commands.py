@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from importlib.metadata import version
+from typing import Annotated, Final
 
 import typer
 
@@ -16,11 +17,27 @@ __all__ = ["commands_entry"]
 
 commands_entry: Final = typer.Typer(
     name="leasekeeper",
-    help="Hands jobs and named locks to worker processes, one live holder each, with fencing tokens.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"leasekeeper {version('leasekeeper')}")
+        raise typer.Exit
+
+
+@commands_entry.callback()
+def _options(
+    show: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Hands jobs to worker processes, one live holder each, with fencing tokens."""
+
+
 commands_entry.command("serve")(serve)
 commands_entry.command("dev")(dev)
 commands_entry.command("demo")(demo)

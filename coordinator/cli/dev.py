@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
-from coordinator.cli.dev_folder import DevFolder, FolderBusy
+from coordinator.cli.dev_folder import DevFolder, FolderBusy, FolderUnusable
 from coordinator.cli.dev_servers import CoordinatorProcess, MissingExtra, dev_etcd, dev_valkey
 from coordinator.cli.dev_signals import stop_signals
-from coordinator.cli.dev_tour import tour_lines
+from coordinator.cli.dev_tour import grpcurl_path_line, tour_lines
 from coordinator.embedded.child_process import ChildStartError
 
 __all__ = ["dev"]
@@ -47,16 +47,13 @@ def dev(
 ) -> None:
     """Run everything that is needed to try Leasekeeper, until Ctrl-C or SIGTERM.
 
-    Exit code 0 after a stop, 1 if a server ended by itself, 2 if it cannot start: the folder is in use, or a
-    program is missing.
+    Exit code 0 after a stop, 1 if a server ended by itself, 2 if it cannot start: the folder or the port is
+    in use, or a program is missing.
     """
     try:
         with stop_signals() as stop:
             clean = _run(DevFolder(folder), port, stop)
-    except (FolderBusy, MissingExtra) as error:
-        print(f"leasekeeper dev: {error}", file=sys.stderr)
-        raise typer.Exit(_CANNOT_START) from error
-    except ChildStartError as error:
+    except (FolderBusy, FolderUnusable, MissingExtra, ChildStartError) as error:
         print(f"leasekeeper dev: {error}", file=sys.stderr)
         raise typer.Exit(_CANNOT_START) from error
     if not clean:
@@ -90,7 +87,7 @@ def _run(folder: DevFolder, port: int | None, stop: threading.Event) -> bool:
         print()
         print("A worker's whole life by hand (https://github.com/fullstorydev/grpcurl):")
         print()
-        for line in tour_lines(coordinator.endpoint):
+        for line in [*grpcurl_path_line(), *tour_lines(coordinator.endpoint)]:
             print(line)
         print()
         print("Ctrl-C stops everything; the next start finds the data again.", flush=True)

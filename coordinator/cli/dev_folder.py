@@ -8,12 +8,17 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TextIO
 
-__all__ = ["DevFolder", "FolderBusy"]
+__all__ = ["DevFolder", "FolderBusy", "FolderUnusable"]
 
 
 class FolderBusy(RuntimeError):
     """Another process uses the folder."""
+
+
+class FolderUnusable(RuntimeError):
+    """The folder cannot be made or written."""
 
 
 class DevFolder:
@@ -34,11 +39,13 @@ class DevFolder:
     def locked(self) -> Iterator[None]:
         """Hold the folder. The kernel lets go of the lock whenever the process ends, however it ends.
 
+        A folder that is made here hides itself from git, as it may well lie in somebody's work tree.
+
         Raises:
             FolderBusy: another process holds it; the message names its pid.
+            FolderUnusable: it is no folder, or cannot be made or written.
         """
-        self.root.mkdir(parents=True, exist_ok=True)
-        with open(self.root / "lock", "a+", encoding="ascii") as lock:
+        with self._lock_file() as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
@@ -50,6 +57,15 @@ class DevFolder:
             lock.write(f"{os.getpid()}\n")
             lock.flush()
             yield
+
+    def _lock_file(self) -> TextIO:
+        try:
+            if not self.root.exists():
+                self.root.mkdir(parents=True)
+                (self.root / ".gitignore").write_text("*\n")
+            return open(self.root / "lock", "a+", encoding="ascii")
+        except OSError as error:
+            raise FolderUnusable(f"{self.root} cannot be used: {error.strerror or error}") from error
 
     @contextlib.contextmanager
     def announced(self, endpoints: Mapping[str, str]) -> Iterator[None]:

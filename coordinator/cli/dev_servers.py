@@ -127,8 +127,10 @@ class CoordinatorProcess:
             try:
                 child.start(functools.partial(self._serves, child, port), timeout=_START_SECONDS)
                 return self
-            except PortTaken:
-                if self._port or attempt == _START_ATTEMPTS:
+            except PortTaken as error:
+                if self._port:
+                    raise PortTaken(f"port {port} of 127.0.0.1 is in use") from error
+                if attempt == _START_ATTEMPTS:
                     raise
         raise AssertionError("unreachable")
 

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-__all__ = ["tour_lines"]
+import os
+import shutil
+from pathlib import Path
+
+__all__ = ["grpcurl_path_line", "tour_lines"]
+
+_BUILT = Path(__file__).resolve().parents[2] / "tools" / "bin" / "grpcurl"
 
 # The JSON that grpcurl prints has one space after a colon, or two.
 _FIELD = r"""sed -n 's/.*"{name}": *"\([^"]*\)".*/\1/p'"""
+
+
+def grpcurl_path_line(built: Path = _BUILT) -> list[str]:
+    """The line that puts grpcurl on the PATH; none if it is there, or if there is no grpcurl that we know of.
+
+    Args:
+        built: where `make tools` puts it.
+    """
+    if shutil.which("grpcurl") is not None or not os.access(built, os.X_OK):
+        return []
+    return [f"PATH='{built.parent}':$PATH"]
 
 
 def tour_lines(endpoint: str) -> list[str]:

