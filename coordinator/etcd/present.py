@@ -97,7 +97,8 @@ class EtcdPresent:
         self._epoch = 0
         self._value = b""
         self._guard = b""
-        self._regressed = False
+        self._fell = False
+        self._astray = False
 
     @property
     def epoch(self) -> int:
@@ -106,8 +107,8 @@ class EtcdPresent:
 
     @property
     def regressed(self) -> bool:
-        """Whether history went back and the epoch was not raised since."""
-        return self._regressed
+        """Whether history went back and the epoch was not raised since, or another cluster answers now."""
+        return self._fell or self._astray
 
     def token(self) -> int:
         """Highest position seen, on the token scale."""
@@ -124,6 +125,7 @@ class EtcdPresent:
     def went_back(self, seen: int, got: int) -> None:
         """A reply showed revision ``got`` though ``seen`` was known before its request."""
         self._regress(Position(self._epoch, seen), Position(self._epoch, got))
+        self._fell = True
 
     async def start(self, *, deadline: float) -> None:
         """Read the epoch, or create it, and compare with the high-water file.
@@ -145,6 +147,7 @@ class EtcdPresent:
         found = Position(self._epoch, self._client.high_water)
         if remembered is not None and remembered > found:
             self._regress(remembered, found)
+            self._fell = True
 
     async def refresh(self, *, deadline: float) -> int:
         """Read the epoch and the revision, then as ``token``."""
@@ -168,7 +171,11 @@ class EtcdPresent:
     async def _look(self) -> None:
         deadline = self._clock.monotonic() + self._config.timeout
         try:
-            await self._read(deadline)
+            if await self._read(deadline) and self._astray:
+                # Our own cluster answers again. It took nothing from us meanwhile, and had it fallen behind
+                # what was seen before, the client would have told.
+                self._astray = False
+                _log.warning("our own cluster answers again")
         except ClusterChanged:
             try:
                 await self._look_at_other_cluster(deadline)
@@ -204,27 +211,30 @@ class EtcdPresent:
             self._client.pin.accept(cluster_id, reply.header.revision)
             self._adopt(value, reply.header.revision, cluster_id)
         else:
-            self.went_back(self._client.high_water, reply.header.revision)
+            seen = Position(self._epoch, self._client.high_water)
+            self._regress(seen, Position(epoch, reply.header.revision))
+            self._astray = True
 
     def _adopt(self, value: bytes, revision: int, cluster_id: int) -> None:
         epoch = decode_epoch(value)
         if epoch < self._epoch:
             self._regress(Position(self._epoch, self._client.high_water), Position(epoch, revision))
+            self._fell = True
             return
         if epoch > self._epoch and self._epoch:
             _log.warning("the epoch is now %d, was %d", epoch, self._epoch)
-            if self._regressed:
+            if self.regressed:
                 self._client.pin.accept(cluster_id, revision)
-                self._regressed = False
+                self._fell = self._astray = False
         self._epoch = epoch
         if value != self._value:
             self._value = value
             self._guard = wire.value_eq(self._space.epoch, value)
 
     def _regress(self, seen: Position, got: Position) -> None:
-        if self._regressed:
+        """Say so, once; the caller then marks why nothing is granted or settled from here on."""
+        if self.regressed:
             return
-        self._regressed = True
         _log.error(
             "etcd's history went back from epoch %d revision %d to epoch %d revision %d: nothing is granted "
             "or settled until the epoch is raised",
@@ -236,7 +246,7 @@ class EtcdPresent:
 
     async def _remember(self) -> None:
         position = Position(self._epoch, self._client.high_water)
-        if self._file is None or self._regressed or not self._epoch or position == self._written:
+        if self._file is None or self.regressed or not self._epoch or position == self._written:
             return
         try:
             await asyncio.to_thread(self._file.write, position)

@@ -93,6 +93,12 @@ class TcpProxy:
             self._reset(self._lossy)
             self._lossy.clear()
 
+    def lead_to(self, target: str) -> None:
+        """Forward to another server from now on; open connections are reset."""
+        host, _, port = target.rpartition(":")
+        self._target = (host, int(port))
+        self.close_connections()
+
     def close_connections(self) -> None:
         """Reset all open connections once; new ones pass by the mode."""
         self._reset(self._writers)

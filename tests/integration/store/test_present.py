@@ -14,6 +14,7 @@ from coordinator.etcd.high_water import HighWaterFile
 from tests.integration.store.conftest import Harness, HarnessFactory
 from tests.support.polling import eventually
 from tests.support.services import EtcdFactory
+from tests.support.tcp_proxy import TcpProxy
 
 
 async def test_a_new_store_begins_with_epoch_one(harness: Harness) -> None:
@@ -87,6 +88,25 @@ async def test_a_restored_store_grants_and_settles_nothing_until_the_epoch_is_ra
         harness.session = None
         _, token = await harness.claimed("after")
         assert token > max(tokens)
+
+
+async def test_another_cluster_at_the_address_stops_work_only_while_it_answers(
+    etcd_factory: EtcdFactory, make_harness: HarnessFactory
+) -> None:
+    """A wrong route for a moment is no restore: our own history has not gone back."""
+    ours, other = etcd_factory(), etcd_factory()
+    async with TcpProxy(ours.endpoint) as proxy, make_harness(proxy.endpoint) as harness:
+        stored, token = await harness.claimed("j1")
+        waiting = await harness.submitted("j2")
+        proxy.lead_to(other.endpoint)
+        await eventually(lambda: harness.store.present.regressed, timeout=15)
+        with pytest.raises(RequestError) as refused:
+            await harness.claim(waiting)
+        assert refused.value.reason is Reason.EPOCH_REGRESSED
+        proxy.lead_to(ours.endpoint)
+        await eventually(lambda: not harness.store.present.regressed, timeout=15)
+        assert (await harness.complete(stored, token)).won
+        assert (await harness.claim(waiting)).won
 
 
 async def bump(harness: Harness) -> bool:
