@@ -44,6 +44,7 @@ class NamespaceKeys:
     """
 
     __slots__ = (
+        "_base",
         "_build",
         "_cancel",
         "_checkpoint",
@@ -65,7 +66,7 @@ class NamespaceKeys:
 
     def __init__(self, root: bytes, namespace: str) -> None:
         self.namespace = namespace
-        base = root + b"/" + name(namespace) + b"/"
+        base = self._base = root + b"/" + name(namespace) + b"/"
         self._spec = base + b"job/"
         self._state = base + b"state/"
         self._ready = base + b"ready/"
@@ -94,6 +95,10 @@ class NamespaceKeys:
         }
 
     # --- build ------------------------------------------------------------------------------------
+
+    def holds(self, key: bytes) -> bool:
+        """Whether ``key`` lies in this namespace."""
+        return key.startswith(self._base)
 
     def where(self, where: Where) -> bytes:
         """The key that ``where`` stands for."""

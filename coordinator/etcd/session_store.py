@@ -190,10 +190,20 @@ class EtcdSessionStore:
     async def close(self, namespace: str, session_id: str, *, deadline: float) -> None:
         """Revoke the lease, and with it witness, claims and locks; no error if it is gone.
 
+        A session's id is its lease's, so a caller may name any lease: one with keys outside the namespace is
+        no session of it, and stays.
+
         Raises:
+            NotApplied, EtcdUnavailable: nothing was revoked.
             OutcomeUnknown: it may still be there; it ends by its TTL.
         """
         lease = int(session_id, 16)
+        keys = self._space.namespace(namespace)
+        found = await self._client.lease_time_to_live(
+            lease, keys=True, timeout=read_timeout(self._clock, deadline)
+        )
+        if not all(map(keys.holds, found.keys)):
+            return
         unknown: OutcomeUnknown | None = None
         for _ in range(_OPEN_ROUNDS):
             try:

@@ -144,3 +144,28 @@ async def test_lost_claims_leave_no_leases(harness: Harness) -> None:
     assert sum([(await pending).won for pending in under_way]) == 1
     after = {lease.id for lease in (await harness.store.client.leases(timeout=5)).leases}
     assert len(after - before) <= 2  # those of other tests' coordinators
+
+
+async def test_closing_ends_no_lease_but_a_session_of_that_namespace(harness: Harness) -> None:
+    """A session id is a lease id; whoever names another's ends nothing by it."""
+    session = await harness.open_session()
+    await harness.claimed("j1")
+    sessions, client = harness.store.sessions, harness.store.client
+    await sessions.close("other", session.session_id, deadline=harness.deadline())
+    assert await sessions.read(harness.namespace, session.session_id, deadline=harness.deadline())
+    bucket = await client.lease_grant(60, timeout=5)
+    await client.put(harness.store.space.bucket(1, bucket.id), b"", lease=bucket.id, timeout=5)
+    await sessions.close(harness.namespace, f"{bucket.id:016x}", deadline=harness.deadline())
+    assert (await client.lease_time_to_live(bucket.id, timeout=5)).ttl > 0
+    await sessions.close(harness.namespace, session.session_id, deadline=harness.deadline())
+    assert (await client.lease_time_to_live(int(session.session_id, 16), timeout=5)).ttl < 0
+    await client.lease_revoke(bucket.id, timeout=5)
+
+
+async def test_a_session_that_was_shut_before_is_still_closed(harness: Harness) -> None:
+    session = await harness.open_session()
+    sessions, client = harness.store.sessions, harness.store.client
+    await harness.claimed("j1")
+    await sessions.shut(harness.namespace, session.session_id, deadline=harness.deadline())
+    await sessions.close(harness.namespace, session.session_id, deadline=harness.deadline())
+    assert (await client.lease_time_to_live(int(session.session_id, 16), timeout=5)).ttl < 0
