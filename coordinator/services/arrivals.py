@@ -59,3 +59,10 @@ class Arrivals:
             waiters.wake_one(pair)
         else:
             asyncio.get_running_loop().call_later(self.steal_delay, waiters.wake_one, pair)
+
+    def look_again(self, pair: Pair) -> None:
+        """A caller is about to wait although jobs lie in the window of ``pair``: others', too new to take.
+
+        They arrived before it did, so no arrival wakes it any more.
+        """
+        asyncio.get_running_loop().call_later(self.steal_delay, self._waiters.wake_one, pair)

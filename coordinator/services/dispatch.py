@@ -164,6 +164,8 @@ class Dispatch:
                 continue
             for pair in pairs:
                 self._index.hungry(pair)
+                if self._index.window(pair):
+                    self._arrivals.look_again(pair)
             if not await self._wait(self._waiters.add(place, pairs), left):
                 break
         return []

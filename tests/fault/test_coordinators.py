@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -131,6 +132,28 @@ async def test_a_coordinator_told_to_stop_under_load_exits_in_order_within_its_g
     assert took < 10
     jobs = await load.judged()
     assert {job.attempt for job in jobs.values()} == {1}
+
+
+async def test_no_poll_misses_a_job_that_comes_as_it_begins_to_wait(
+    pair: tuple[Coordinator, Coordinator], own_court: Court, namespace: str
+) -> None:
+    """Fault case 083: submission just before, at and just after the poll, here or at the other one."""
+    chance = random.Random(83)
+    count = 100
+    waited: list[float] = []
+    async with Calls(pair[0].endpoint, namespace) as one, Calls(pair[1].endpoint, namespace) as other:
+        session = await one.open(ttl=60)
+        for number in range(count):
+            submitter = (one, other)[number % 2]
+            submitting = asyncio.create_task(submitter.submit(f"j{number:03}"))
+            await asyncio.sleep(chance.choice((0, 0.001, 0.002, 0.004, 0.008)))
+            begin = time.monotonic()
+            [claim] = await one.claim(session, wait=5)
+            waited.append(time.monotonic() - begin)
+            await submitting
+            assert await other.complete(claim) == "SUCCEEDED"
+    assert max(waited) < 1.0
+    await own_court.judge(submitted=[f"j{number:03}" for number in range(count)])
 
 
 async def test_a_stop_turns_health_off_first_and_answers_long_polls(

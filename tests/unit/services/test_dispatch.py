@@ -228,6 +228,16 @@ async def test_a_job_that_another_coordinator_prefers_is_stolen_when_nobody_take
         assert ids(await asyncio.wait_for(waiting, 2)) == [foreign]
 
 
+async def test_a_poll_that_comes_just_after_a_job_that_another_coordinator_prefers_gets_it_too() -> None:
+    """Fault case 083: the job came while nobody waited, so its arrival woke nobody."""
+    first = await bench_with(members=["c1", "c2"])
+    foreign = next(n for n in "abcdef" if not first.arrivals.is_ours(n))
+    await first.submit(foreign)
+    async with polling(first) as waiting:
+        await first.clock.advance(1)
+        assert ids(await asyncio.wait_for(waiting, 2)) == [foreign]
+
+
 async def test_claim_by_id_takes_that_job() -> None:
     c = await bench_with()
     await c.submit("a", "b")
