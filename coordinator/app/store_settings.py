@@ -72,7 +72,9 @@ def store_config(settings: Settings, *, coordinator_id: str, endpoint: str, vers
         present=PresentConfig(state_dir=storage.state_dir),
         retention=RetentionConfig(ttl=round(storage.retention_s)),
         gauge=_gauge_config(storage),
-        compaction=CompactionConfig(urgent=storage.compact_in_use, keep=storage.history_s),
+        compaction=CompactionConfig(
+            urgent=storage.compact_in_use, keep=storage.history_s, critical=storage.stop_in_use
+        ),
         pressure=PressureConfig(max_finished=storage.retained_max),
     )
 

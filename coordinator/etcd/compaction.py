@@ -2,8 +2,9 @@
 minute.
 
 The record ``_system/compact`` says where history stood when it was written. The next compaction goes up to
-there, so that at least ``keep`` seconds of history remain for watches to resume in. Whoever swaps the record
-by compare-and-swap compacts (as Kubernetes's apiservers do with ``compact_rev_key``).
+there, so that at least ``keep`` seconds of history remain for watches to resume in, less only when the store
+is nearly full. Whoever swaps the record by compare-and-swap compacts (as Kubernetes's apiservers do with
+``compact_rev_key``).
 """
 
 from __future__ import annotations
@@ -34,6 +35,9 @@ class CompactionConfig:
         after: compact after this time anyway.
         urgent: compact as often as ``keep`` allows above this share in use.
         keep: history that stays, at least.
+        critical: above this share in use (submissions have stopped) only ``keep_critical`` stays: watches
+            that must list again are the smaller evil, for at the quota work under way cannot finish either.
+        keep_critical: see ``critical``.
         every: between two looks.
         timeout: deadline of each call.
     """
@@ -42,6 +46,8 @@ class CompactionConfig:
     after: float = 300.0
     urgent: float = 0.60
     keep: float = 30.0
+    critical: float = 0.80
+    keep_critical: float = 5.0
     every: float = 5.0
     timeout: float = 10.0
 
@@ -105,7 +111,7 @@ class Compactor:
             self._known, self._known_at = value, now
             self._in_use = self._gauge.levels.in_use
         age = now - self._known_at
-        if kv is not None and (age < config.keep or not (force or self._is_time(age))):
+        if kv is not None and (age < self._keep() or not (force or self._is_time(age))):
             return 0
         record = decode_record(CompactRecord.FromString, value, "compact") if value else None
         target = record.seen if record is not None else 0
@@ -128,6 +134,11 @@ class Compactor:
         self.compactions += 1
         _log.info("compacted etcd's history up to revision %d", target)
         return target
+
+    def _keep(self) -> float:
+        config = self._config
+        critical = self._gauge.levels.in_use_ratio >= config.critical
+        return min(config.keep, config.keep_critical) if critical else config.keep
 
     def _is_time(self, age: float) -> bool:
         levels = self._gauge.levels

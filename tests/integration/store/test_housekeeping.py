@@ -7,7 +7,7 @@ from coordinator.embedded.etcd_process import EtcdOptions
 from coordinator.etcd.compaction import CompactionConfig, Compactor
 from coordinator.etcd.retention import RetentionConfig
 from coordinator.etcd.retention_pressure import PressureConfig, RetentionPressure
-from coordinator.etcd.storage_gauge import EtcdStorageGauge, GaugeConfig
+from coordinator.etcd.storage_gauge import EtcdStorageGauge, GaugeConfig, StorageLevels
 from tests.integration.store.conftest import Harness, HarnessFactory
 from tests.support.polling import eventually
 from tests.support.services import EtcdFactory
@@ -145,6 +145,23 @@ async def test_a_compactor_keeps_half_a_minute(harness: Harness) -> None:
     )
     assert await compactor.compact_once(force=True) == 0
     assert await compactor.compact_once(force=True) == 0
+
+
+async def test_a_nearly_full_store_keeps_less_history(
+    etcd_factory: EtcdFactory, make_harness: HarnessFactory
+) -> None:
+    """Else what half a minute of finishing jobs writes takes the room that was left for finishing them."""
+    server = etcd_factory(EtcdOptions())
+    async with make_harness(server.endpoint) as harness:
+        store = harness.store
+        await eventually(lambda: _compact_record_exists(harness))
+        gauge = EtcdStorageGauge(store.client, GaugeConfig(), harness.clock)
+        config = CompactionConfig(keep_critical=0.0)
+        compactor = Compactor(store.client, store.space, gauge, harness.clock, config)
+        gauge.levels = StorageLevels(in_use=79, quota=100)
+        assert await compactor.compact_once() == 0
+        gauge.levels = StorageLevels(in_use=80, quota=100)
+        assert await compactor.compact_once() > 0
 
 
 async def test_coordinators_know_each_other(make_harness: HarnessFactory) -> None:
