@@ -26,9 +26,11 @@ def check_job(job: Job, claim: Claim | None) -> list[str]:
                 bad.append(f"{name}: RUNNING for session {job.current.session}, held by {claim.session}")
             if claim.attempt != job.attempt:
                 bad.append(f"{name}: RUNNING attempt {job.attempt}, claim is for attempt {claim.attempt}")
-            past = max((attempt.token for attempt in job.attempts), default=0)
+            past = max((attempt.token for attempt in job.attempts[:-1]), default=0)
             if claim.token and claim.token <= past:
                 bad.append(f"{name}: held under token {claim.token}, after one of {past}")
+            if job.current.token not in (0, claim.token):
+                bad.append(f"{name}: held under token {claim.token}, the record says {job.current.token}")
         if len(running) != 1 or job.attempts[-1] is not running[0]:
             bad.append(f"{name}: RUNNING with {len(running)} attempts under way")
     else:

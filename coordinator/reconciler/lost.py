@@ -254,7 +254,11 @@ class LostPass:
         )
 
     def _token(self, suspect: Suspect, job: Job, revision: int) -> int:
-        """The lost claim's token: as the watch knew it, else from the record, which the claim wrote last."""
+        """The lost claim's token: as the record says, if it was written again since the claim; as the watch
+        knew it; else from the record's revision, for the claim wrote it last.
+        """
+        if job.current is not None and job.current.token:
+            return job.current.token
         if suspect.token and job.current is not None and job.current.session == suspect.session_id:
             return suspect.token
         return 0 if job.cancel_requested else make_token(self._present.epoch, revision)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+from coordinator.core.copying import changed
 from coordinator.core.effects import effects
 from coordinator.core.fencing import split_token
 from coordinator.core.job import Claim
@@ -98,12 +99,14 @@ def _as_claimed(stored: Stored, claim: Claim) -> bool:
 
 
 def _written_again(stored: Stored, claim: Claim, deadline: float) -> Operation:
+    # With its token, which the record's revision no longer tells whoever finds the claim gone.
     job = stored.job
+    after = changed(job, attempts=(*job.attempts[:-1], changed(job.attempts[-1], token=claim.token)))
     return Operation(
         guard=Guard.HELD,
         before=stored,
-        after=job,
-        writes=effects(job, job),
+        after=after,
+        writes=effects(job, after),
         deadline=deadline,
         token=claim.token,
     )

@@ -16,6 +16,7 @@ from coordinator.reconciler.lost import LostConfig, LostCounts, LostPass
 from coordinator.services.api import Settle
 from coordinator.services.holders import Suspect
 from coordinator.services.job_changes import JobChanges
+from coordinator.services.redelivery import Redelivery
 from tests.support.builders import a_job, a_session, claim_job, open_session, store_job
 from tests.support.fake_ports import FixedMembers
 from tests.support.memory_etcd import Fault
@@ -60,6 +61,19 @@ async def test_a_dead_holders_job_is_claimable_again_at_once_and_its_end_is_kept
     assert job.attempts[-1].outcome is AttemptOutcome.LOST
     assert job.attempts[-1].token == claimed.token
     assert lost.queued == 0
+    assert_sound(world)
+
+
+async def test_a_loss_keeps_the_token_of_a_claim_that_was_handed_out_again(world: World) -> None:
+    """The record was written once more since the claim, so its revision is not the claim's."""
+    claimed = await world.running()
+    handed = Redelivery(world.store, world.sessions)
+    again = await handed.of_request("default", "00000000000000a1", b"nonce", world.deadline)
+    assert [one.claim.token for one in again] == [claimed.token]
+    await world.clock.advance(10.5)
+    lost = a_pass(world)
+    assert (await lost.sweep_once("default")).recovered == 1
+    assert world.stored().job.attempts[-1].token == claimed.token
     assert_sound(world)
 
 

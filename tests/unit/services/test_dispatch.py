@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from coordinator.core.effects import Slot, Where
+from coordinator.core.invariants import check_job
 from coordinator.core.job import Claim, JobState
 from coordinator.errors import Reason, RequestError
 from coordinator.services.dispatch import DispatchConfig
@@ -334,6 +335,8 @@ async def test_a_claim_handed_out_to_a_repeat_is_not_given_back_behind_its_back(
     assert held is not None
     assert stored.job.state is JobState.RUNNING
     assert held.token == again[0].claim.token
+    assert stored.job.attempts[-1].token == held.token, "should the claim be lost, the record tells its token"
+    assert not check_job(stored.job, held)
 
 
 async def test_a_repeat_is_not_handed_a_claim_that_was_given_back() -> None:
