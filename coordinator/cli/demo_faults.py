@@ -57,7 +57,7 @@ async def freeze_one(
     tell(f"froze {held.worker} (pid {held.pid}) before its write of {held.job_id}, token {held.token}")
     for job_id in lost:
         await _until(functools.partial(_done_elsewhere, ledger, job_id, held), times)
-    tell(f"{len(lost)} of its jobs have run elsewhere; {held.worker} goes on and writes at once")
+    tell(f"what it held has run elsewhere ({len(lost)}); {held.worker} goes on and writes at once")
     control.let_go(FREEZE)
     worker.resume()
     await _until(functools.partial(_finished, control, FREEZE), times)

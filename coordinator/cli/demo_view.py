@@ -147,8 +147,9 @@ def summary_lines(summary: Summary, statuses: Mapping[str, int]) -> list[str]:
     speed = f"{summary.seconds:.1f} s, {summary.jobs_per_second:.0f} a second"
     return [
         f"{summary.jobs} jobs, {summary.succeeded} succeeded ({parsed}) in {speed}",
-        f"{summary.recovered} recovered from workers that died or froze",
-        f"{summary.stale_effects_refused} writes with an old token refused by the SQLite file",
-        f"{summary.stale_settlements_rejected} settlements with an old token rejected by the coordinator",
-        f"{summary.duplicate_effects} duplicate effects, {summary.lost} lost",
+        f"jobs recovered from workers that died or froze: {summary.recovered}",
+        f"writes with an old token, refused by the SQLite file: {summary.stale_effects_refused}",
+        f"completions with an old token, rejected by the coordinator: {summary.stale_settlements_rejected}",
+        f"duplicate effects: {summary.duplicate_effects}",
+        f"lost jobs: {summary.lost}",
     ]

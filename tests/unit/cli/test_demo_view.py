@@ -70,5 +70,9 @@ def test_the_summary_says_every_number() -> None:
 
     text = "\n".join(summary_lines(summary, {"parsed": 998, "syntax_error": 1}))
 
-    for part in ("1000 jobs, 999 succeeded (998 parsed, 1 syntax_error) in 12.3 s", "3 recovered", "4 lost"):
+    for part in (
+        "1000 jobs, 999 succeeded (998 parsed, 1 syntax_error) in 12.3 s",
+        "died or froze: 3",
+        "lost jobs: 4",
+    ):
         assert part in text
