@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.cli.demo_ledger import Summary, summarize
@@ -53,6 +53,8 @@ def test_two_writers_see_each_others_tokens(path: Path) -> None:
     second.close()
 
 
+# Each example makes a file; a slow disk is no failure.
+@settings(deadline=None)
 @given(tokens=st.lists(st.integers(1, 6), min_size=1, max_size=12))
 def test_the_row_carries_the_highest_token_and_the_log_never_goes_back(
     tmp_path_factory: pytest.TempPathFactory, tokens: list[int]
