@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-from coordinator.errors import Compacted, OutcomeUnknown, StorageError
+from coordinator.errors import Compacted, OutcomeUnknown, StorageError, StorageFull
 from coordinator.etcd import wire
 from coordinator.etcd.client import EtcdClient
 from coordinator.etcd.codec import FORMAT, decode_record
@@ -39,6 +39,7 @@ class CompactionConfig:
             that must list again are the smaller evil, for at the quota work under way cannot finish either.
         keep_critical: see ``critical``.
         every: between two looks.
+        every_critical: likewise, above ``critical``.
         timeout: deadline of each call.
     """
 
@@ -47,8 +48,9 @@ class CompactionConfig:
     urgent: float = 0.60
     keep: float = 30.0
     critical: float = 0.80
-    keep_critical: float = 5.0
+    keep_critical: float = 2.0
     every: float = 5.0
+    every_critical: float = 1.0
     timeout: float = 10.0
 
 
@@ -80,7 +82,7 @@ class Compactor:
         # clocks of other coordinators are not trusted with the age of history.
         self._known: bytes | None = None
         self._known_at = 0.0
-        self._in_use = 0
+        self._in_use: int | None = None
         self.compactions = 0
 
     async def run(self) -> None:
@@ -90,7 +92,7 @@ class Compactor:
                 await self.compact_once()
             except StorageError as error:
                 _log.warning("compaction: %s", error)
-            await self._clock.sleep(self._config.every)
+            await self._clock.sleep(self._config.every_critical if self._critical() else self._config.every)
 
     async def compact_once(self, *, force: bool = False) -> int:
         """Compact if it is time and nobody else did; the revision compacted to, or 0.
@@ -109,7 +111,9 @@ class Compactor:
         now = self._clock.monotonic()
         if self._known is None or value != self._known:
             self._known, self._known_at = value, now
-            self._in_use = self._gauge.levels.in_use
+            self._in_use = None
+        if self._in_use is None:
+            self._in_use = self._gauge.levels.in_use  # after what the compaction before has freed
         age = now - self._known_at
         if kv is not None and (age < self._keep() or not (force or self._is_time(age))):
             return 0
@@ -119,13 +123,25 @@ class Compactor:
             format=FORMAT, compacted=target, seen=reply.header.revision, at_ms=self._clock.now_ms()
         )
         same = wire.mod_eq(key, kv.mod_revision) if kv is not None else wire.create_eq(key, 0)
-        won = await self._client.txn_bytes(
-            wire.txn((same,), (wire.put(key, fresh.SerializeToString()),), ()), timeout=config.timeout
-        )
-        if not won.succeeded or target <= 0:
+        written = fresh.SerializeToString()
+        try:
+            won = await self._client.txn_bytes(
+                wire.txn((same,), (wire.put(key, written),), ()), timeout=config.timeout
+            )
+        except StorageFull:
+            # No record can be written any more, and room is all the more wanted. Two who do this harm nobody.
+            self._known_at = now
+            return await self._compact(target)
+        if not won.succeeded:
+            return 0
+        self._known, self._known_at, self._in_use = written, now, None
+        return await self._compact(target)
+
+    async def _compact(self, target: int) -> int:
+        if target <= 0:
             return 0
         try:
-            await self._client.compact(target, timeout=config.timeout)
+            await self._client.compact(target, timeout=self._config.timeout)
         except Compacted:
             return 0  # somebody did it by hand
         except OutcomeUnknown:
@@ -137,11 +153,14 @@ class Compactor:
 
     def _keep(self) -> float:
         config = self._config
-        critical = self._gauge.levels.in_use_ratio >= config.critical
-        return min(config.keep, config.keep_critical) if critical else config.keep
+        return min(config.keep, config.keep_critical) if self._critical() else config.keep
+
+    def _critical(self) -> bool:
+        return self._gauge.levels.in_use_ratio >= self._config.critical
 
     def _is_time(self, age: float) -> bool:
         levels = self._gauge.levels
         if age >= self._config.after or levels.in_use_ratio >= self._config.urgent:
             return True
-        return bool(levels.quota) and levels.in_use - self._in_use >= self._config.growth * levels.quota
+        grown = levels.in_use - (self._in_use or 0)
+        return bool(levels.quota) and grown >= self._config.growth * levels.quota
