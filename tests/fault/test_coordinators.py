@@ -28,10 +28,11 @@ JOBS = 400
 class Load:
     """Workers and a producer that know all coordinators."""
 
-    def __init__(self, endpoints: str, court: Court, folder: Path) -> None:
+    def __init__(self, endpoints: str, court: Court, folder: Path, *, ttl: float = TTL) -> None:
         self.endpoints = endpoints
         self.court = court
         self.folder = folder
+        self.ttl = ttl
         self.ids = [f"j{number:04}" for number in range(JOBS)]
         self.submitted: list[str] = []
 
@@ -42,7 +43,7 @@ class Load:
             for n in range(3):
                 worker = WorkerProcess(
                     self.endpoints, self.court.namespace, self.folder, name=f"w{n}",
-                    sink=self.court.sink.path, queues={"work": 4}, ttl=TTL,
+                    sink=self.court.sink.path, queues={"work": 4}, ttl=self.ttl,
                 )  # fmt: skip
                 await stack.enter_async_context(worker)
             client = await stack.enter_async_context(
@@ -52,7 +53,7 @@ class Load:
             try:
                 yield
                 await producing
-                await self.court.ended(self.ids, timeout=40)
+                await self.court.ended(self.ids, timeout=60)
             finally:
                 producing.cancel()
                 await asyncio.gather(producing, return_exceptions=True)
@@ -109,8 +110,11 @@ async def test_a_coordinator_killed_under_load_loses_nothing_and_charges_nobody(
 async def test_all_coordinators_killed_and_started_again_lose_nothing(
     pair: tuple[Coordinator, Coordinator], own_court: Court, tmp_path: Path
 ) -> None:
-    """P7: SIGKILL of all. What they knew lies in etcd."""
-    load = Load(f"{pair[0].endpoint},{pair[1].endpoint}", own_court, tmp_path)
+    """P7: SIGKILL of all. What they knew lies in etcd.
+
+    The TTL outlasts their absence on a slow machine too, so no session ends for want of beats.
+    """
+    load = Load(f"{pair[0].endpoint},{pair[1].endpoint}", own_court, tmp_path, ttl=20.0)
     async with load.running():
         await load.under_way(JOBS // 4)
         await asyncio.gather(pair[0].kill(), pair[1].kill())
