@@ -59,7 +59,9 @@ async def leader_of(members: Sequence[EtcdProcess]) -> EtcdProcess:
 
 
 @asynccontextmanager
-async def load(coordinators: Sequence[str], court: Court, folder: Path) -> AsyncIterator[list[str]]:
+async def load(
+    coordinators: Sequence[str], court: Court, folder: Path, *, ttl: float = TTL
+) -> AsyncIterator[list[str]]:
     """Two workers, and jobs that come until the block ends; then all of them must end."""
     ids: list[str] = []
     enough = asyncio.Event()
@@ -67,7 +69,7 @@ async def load(coordinators: Sequence[str], court: Court, folder: Path) -> Async
         for n in range(2):
             worker = WorkerProcess(
                 ",".join(coordinators), court.namespace, folder, name=f"w{n}",
-                sink=court.sink.path, queues={"work": 3}, ttl=TTL,
+                sink=court.sink.path, queues={"work": 3}, ttl=ttl,
             )  # fmt: skip
             await stack.enter_async_context(worker)
         calls = await stack.enter_async_context(Calls(coordinators[0], court.namespace))
@@ -106,7 +108,7 @@ async def test_a_member_killed_under_load_is_hardly_noticed(
     """SIGKILL of the leader, then its return: no job is lost, charged or done twice."""
     async with (
         Coordinator(cluster.endpoints, tmp_path) as coordinator,
-        load([coordinator.endpoint], cluster_court, tmp_path) as ids,
+        load([coordinator.endpoint], cluster_court, tmp_path, ttl=10.0) as ids,
     ):
         await progress(cluster_court, 20)
         leader = await leader_of(cluster.members)
