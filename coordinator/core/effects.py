@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from coordinator.core.job import RETAINED, TERMINAL, Job, JobState
 from coordinator.core.rank import Rank
@@ -33,6 +33,23 @@ class Slot(Enum):
     __hash__ = object.__hash__  # Enum's own is written in Python, and every key of every transition is hashed
 
 
+# Looked up once: a member of an enum costs thirty times what a global costs.
+_SPEC: Final = Slot.SPEC
+_STATE: Final = Slot.STATE
+_READY: Final = Slot.READY
+_DUE: Final = Slot.DUE
+_CLAIM: Final = Slot.CLAIM
+_CANCEL: Final = Slot.CANCEL
+_CHECKPOINT: Final = Slot.CHECKPOINT
+_RESULT: Final = Slot.RESULT
+_UNIQUE: Final = Slot.UNIQUE
+_PENDING: Final = JobState.PENDING
+_RUNNING: Final = JobState.RUNNING
+_SCHEDULED: Final = JobState.SCHEDULED
+_NO_RANK: Final = Rank(0, 0)
+_new: Final = tuple.__new__
+
+
 class Where(NamedTuple):
     """One key: ``job_id`` and whatever else its kind needs; unused parts are empty."""
 
@@ -41,9 +58,14 @@ class Where(NamedTuple):
     job_id: str
     queue: str = ""
     type: str = ""
-    rank: Rank = Rank(0, 0)
+    rank: Rank = _NO_RANK
     ms: int = 0
     unique_key: str = ""
+
+
+def _at(slot: Slot, namespace: str, job_id: str) -> Where:
+    """``Where(slot, namespace, job_id)`` at half its price: ten are made for each job."""
+    return _new(Where, (slot, namespace, job_id, "", "", _NO_RANK, 0, ""))
 
 
 class Write(NamedTuple):
@@ -54,10 +76,14 @@ class Write(NamedTuple):
     retained: bool = False
 
 
+def _write(where: Where, put: bool, retained: bool = False) -> Write:
+    return _new(Write, (where, put, retained))
+
+
 def ready_key(job: Job) -> Where:
     """The key under which a PENDING job waits."""
     terms = job.terms
-    return Where(Slot.READY, job.namespace, job.job_id, terms.queue, terms.type, job.rank)
+    return _new(Where, (_READY, job.namespace, job.job_id, terms.queue, terms.type, job.rank, 0, ""))
 
 
 def keys_of(job: Job) -> dict[Where, bool]:
@@ -66,20 +92,20 @@ def keys_of(job: Job) -> dict[Where, bool]:
     Left out: the checkpoint and the large result, which exist or not without the record saying so.
     """
     ns, job_id, terms = job.namespace, job.job_id, job.terms
-    keys = {Where(Slot.STATE, ns, job_id): True}
+    keys = {Where(_STATE, ns, job_id): True}
     if job.state not in RETAINED:
-        keys[Where(Slot.SPEC, ns, job_id)] = False
-    if job.state is JobState.PENDING:
+        keys[Where(_SPEC, ns, job_id)] = False
+    if job.state is _PENDING:
         keys[ready_key(job)] = True
-    if job.state is JobState.RUNNING:
-        keys[Where(Slot.CLAIM, ns, job_id)] = False
+    if job.state is _RUNNING:
+        keys[Where(_CLAIM, ns, job_id)] = False
         if job.cancel_requested:
-            keys[Where(Slot.CANCEL, ns, job_id)] = False
+            keys[Where(_CANCEL, ns, job_id)] = False
     due_ms = job.due_key_ms
     if due_ms:
-        keys[Where(Slot.DUE, ns, job_id, ms=due_ms)] = False
+        keys[Where(_DUE, ns, job_id, ms=due_ms)] = False
     if terms.unique_key and not job.terminal:
-        keys[Where(Slot.UNIQUE, ns, job_id, queue=terms.queue, unique_key=terms.unique_key)] = False
+        keys[Where(_UNIQUE, ns, job_id, queue=terms.queue, unique_key=terms.unique_key)] = False
     return keys
 
 
@@ -99,36 +125,36 @@ def effects(before: Job | None, after: Job | None, *, big_result: bool = False) 
     now = _Kept(after)
     writes: list[Write] = []
     if was.ready is not None and was.ready != now.ready:
-        writes.append(Write(was.ready, False))
+        writes.append(_write(was.ready, False))
     if was.due and was.due != now.due:
-        writes.append(Write(_due_key(ns, job_id, was.due), False))
+        writes.append(_write(_due_key(ns, job_id, was.due), False))
     if was.claim and not now.claim:
-        writes.append(Write(Where(Slot.CLAIM, ns, job_id), False))
+        writes.append(_write(_at(_CLAIM, ns, job_id), False))
     if was.cancel and not now.cancel:
-        writes.append(Write(Where(Slot.CANCEL, ns, job_id), False))
+        writes.append(_write(_at(_CANCEL, ns, job_id), False))
     if was.spec and not now.spec:
-        writes.append(Write(Where(Slot.SPEC, ns, job_id), False))
+        writes.append(_write(_at(_SPEC, ns, job_id), False))
     if was.unique and not now.unique:
-        writes.append(Write(_unique_key(ns, job_id, before), False))
-    writes.append(Write(Where(Slot.STATE, ns, job_id), after is not None, retained))
+        writes.append(_write(_unique_key(ns, job_id, before), False))
+    writes.append(_write(_at(_STATE, ns, job_id), after is not None, retained))
     if now.spec and not was.spec:
-        writes.append(Write(Where(Slot.SPEC, ns, job_id), True, retained))
+        writes.append(_write(_at(_SPEC, ns, job_id), True, retained))
     if now.ready is not None:
-        writes.append(Write(now.ready, True, retained))
+        writes.append(_write(now.ready, True, retained))
     if now.claim and not was.claim:
-        writes.append(Write(Where(Slot.CLAIM, ns, job_id), True, retained))
+        writes.append(_write(_at(_CLAIM, ns, job_id), True, retained))
     if now.cancel and not was.cancel:
-        writes.append(Write(Where(Slot.CANCEL, ns, job_id), True, retained))
+        writes.append(_write(_at(_CANCEL, ns, job_id), True, retained))
     if now.due and was.due != now.due:
-        writes.append(Write(_due_key(ns, job_id, now.due), True, retained))
+        writes.append(_write(_due_key(ns, job_id, now.due), True, retained))
     if now.unique and not was.unique:
-        writes.append(Write(_unique_key(ns, job_id, after), True, retained))
+        writes.append(_write(_unique_key(ns, job_id, after), True, retained))
     if after is None or (retained and after.attempt):
-        writes.append(Write(Where(Slot.CHECKPOINT, ns, job_id), False))
+        writes.append(_write(_at(_CHECKPOINT, ns, job_id), False))
     if big_result:
-        writes.append(Write(Where(Slot.RESULT, ns, job_id), True, retained))
+        writes.append(_write(_at(_RESULT, ns, job_id), True, retained))
     elif after is None and before is not None and before.result_size > len(before.result):
-        writes.append(Write(Where(Slot.RESULT, ns, job_id), False))
+        writes.append(_write(_at(_RESULT, ns, job_id), False))
     return tuple(writes)
 
 
@@ -145,29 +171,29 @@ class _Kept:
             return
         state = job.state
         self.spec = state not in RETAINED
-        if state is JobState.RUNNING:
+        if state is _RUNNING:
             self.claim = True
             self.cancel = job.cancel_requested
-        elif state is JobState.PENDING:
+        elif state is _PENDING:
             self.ready = ready_key(job)
             self.due = job.due_key_ms
-        elif state is JobState.SCHEDULED:
+        elif state is _SCHEDULED:
             self.due = job.due_key_ms
         self.unique = bool(job.terms.unique_key) and state not in TERMINAL
 
 
 def _due_key(namespace: str, job_id: str, ms: int) -> Where:
-    return Where(Slot.DUE, namespace, job_id, ms=ms)
+    return Where(_DUE, namespace, job_id, ms=ms)
 
 
 def _unique_key(namespace: str, job_id: str, job: Job | None) -> Where:
     assert job is not None, "only a record has a unique key"
-    return Where(Slot.UNIQUE, namespace, job_id, queue=job.terms.queue, unique_key=job.terms.unique_key)
+    return Where(_UNIQUE, namespace, job_id, queue=job.terms.queue, unique_key=job.terms.unique_key)
 
 
 def repair_effects(job: Job) -> tuple[Write, ...]:
     """Every key of ``job`` that can be put again from the record alone (not spec, claim, cancel)."""
-    known = (Slot.STATE, Slot.READY, Slot.DUE, Slot.UNIQUE)
+    known = (_STATE, _READY, _DUE, _UNIQUE)
     return tuple(Write(where, True, job.state in RETAINED) for where in keys_of(job) if where.slot in known)
 
 
@@ -179,11 +205,7 @@ def net(writes: Iterable[Write]) -> tuple[Write, ...]:
     by_key: dict[tuple[object, ...], Write] = {}
     for write in writes:
         where = write.where
-        key = (
-            (where.slot, where.namespace, where.queue, where.unique_key)
-            if where.slot is Slot.UNIQUE
-            else where
-        )
+        key = (where.slot, where.namespace, where.queue, where.unique_key) if where.slot is _UNIQUE else where
         held = by_key.get(key)
         if held is None or write.put or not held.put:
             by_key[key] = write

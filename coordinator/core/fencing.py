@@ -16,6 +16,8 @@ REVISION_BITS: Final = 44
 
 MAX_EPOCH: Final = 2 ** (63 - REVISION_BITS) - 1
 MAX_TOKEN: Final = 2**63 - 1
+_END: Final = 2**REVISION_BITS
+_MASK: Final = _END - 1
 
 
 class Position(NamedTuple):
@@ -31,11 +33,11 @@ def make_token(epoch: int, revision: int) -> int:
     Raises:
         ValueError: a part is out of range.
     """
-    if not 0 <= epoch <= MAX_EPOCH or not 0 < revision < 2**REVISION_BITS:
+    if not 0 <= epoch <= MAX_EPOCH or not 0 < revision < _END:
         raise ValueError(f"no token for epoch {epoch}, revision {revision}")
     return (epoch << REVISION_BITS) | revision
 
 
 def split_token(token: int) -> Position:
     """Epoch and revision of a positive token."""
-    return Position(token >> REVISION_BITS, token & (2**REVISION_BITS - 1))
+    return Position(token >> REVISION_BITS, token & _MASK)

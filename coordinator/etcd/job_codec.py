@@ -16,6 +16,7 @@ __all__ = ["JobCodec"]
 
 _TERMS_TAG: Final = b"\x1a"  # StateRecord.terms: field 3, length-delimited
 
+_RUNNING: Final = AttemptOutcome.RUNNING  # a member of an enum costs thirty times what a global costs
 _STATES: Final = {state: bytes((0x08, FORMAT, 0x10, state, 0x20)) for state in JobState}
 """Format, state, and the tag of ready_ms, which every record has."""
 
@@ -121,7 +122,7 @@ def _attempt_by_hand(attempt: Attempt) -> bytes:
         varint(attempt.start_ms),
         varint(attempt.outcome),
     )
-    if attempt.outcome is AttemptOutcome.RUNNING:
+    if attempt.outcome is _RUNNING:
         return head
     if attempt.failure_type or attempt.failure_message:
         return _attempt_record(attempt).SerializeToString()
@@ -177,7 +178,7 @@ def _by_protobuf(job: Job) -> bytes:
 
 
 def _attempt_record(attempt: Attempt) -> AttemptRecord:
-    if attempt.outcome is AttemptOutcome.RUNNING:
+    if attempt.outcome is _RUNNING:
         return AttemptRecord(
             number=attempt.number, session=attempt.session, start_ms=attempt.start_ms, outcome=attempt.outcome
         )

@@ -114,7 +114,10 @@ def parse_number(part: bytes) -> int:
 
 def rank_part(rank: Rank) -> bytes:
     """``<ms>-<counter>``."""
-    return b"%b-%b" % (padded(rank.ms), padded(rank.counter))
+    ms, counter = rank
+    if 0 <= ms <= _MAX_PADDED and 0 <= counter <= _MAX_PADDED:
+        return b"%014d-%014d" % rank
+    return b"%b-%b" % (padded(ms), padded(counter))  # which says what is wrong
 
 
 def parse_rank(part: bytes) -> Rank:

@@ -18,6 +18,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from coordinator.core.effects import Slot
 from coordinator.core.job import Claim, JobState
@@ -29,6 +30,10 @@ from coordinator.services.waiters import Pair
 from coordinator.services.window import Entry, Window
 
 __all__ = ["Index", "IndexConfig"]
+
+# Looked up once: a member of an enum costs thirty times what a global costs.
+_READY: Final = Slot.READY
+_RUNNING: Final = JobState.RUNNING
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +119,7 @@ class Index:
     def applied(self, operation: Operation, commit: Commit) -> None:
         """Take in an own commit."""
         before, after, revision = operation.before, commit.stored, commit.revision
-        if before is not None and before.job.state is JobState.RUNNING:
+        if before is not None and before.job.state is _RUNNING:
             self._own_end(operation, commit)
         elif operation.claim is not None and after is not None:
             claim = commit.claim
@@ -124,7 +129,7 @@ class Index:
                 self._attach(after, claim)
         for write in operation.writes:
             where = write.where
-            if where.slot is not Slot.READY:
+            if where.slot is not _READY:
                 continue
             pair = (where.namespace, where.queue, where.type)
             if self._passed[where.namespace, "ready"] >= revision:
@@ -149,7 +154,7 @@ class Index:
         before, after = operation.before, commit.stored
         assert before is not None
         job = before.job
-        if after is not None and after.job.state is JobState.RUNNING:
+        if after is not None and after.job.state is _RUNNING:
             self._holders.rewritten(job.namespace, job.job_id, after)
         elif operation.token:
             self._holders.ended(job.namespace, job.job_id, operation.token)
