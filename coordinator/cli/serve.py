@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from coordinator.app import serve as run_coordinator
-from coordinator.cli.settings_flags import ConfigFile, EtcdEndpoints, SetFlags, read_settings
+from coordinator.cli.settings_flags import ConfigFile, EtcdEndpoints, SetFlags, check_state_dir, read_settings
 from coordinator.errors import ConfigError
 from coordinator.observability.logging import configure_logging
 
@@ -68,6 +68,7 @@ def serve(
     }
     try:
         settings = read_settings(config, named, set_)
+        check_state_dir(settings.storage.state_dir)
         configure_logging(settings.log.level, settings.log.format)
         run_coordinator(settings, ready=lambda address: _LOG.info("serving", extra={"address": address}))
     except ConfigError as error:

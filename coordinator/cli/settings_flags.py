@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,9 +10,12 @@ from typing import Annotated, Any
 import typer
 
 from coordinator.config import Settings, load_settings
-from coordinator.errors import ConfigError
+from coordinator.errors import ConfigError, KeyFormatError
+from coordinator.etcd.keys import KeySpace
 
-__all__ = ["ConfigFile", "EtcdEndpoints", "SetFlags", "read_settings"]
+__all__ = ["ConfigFile", "EtcdEndpoints", "SetFlags", "check_state_dir", "read_settings"]
+
+_HIGHEST_PORT = 65_535
 
 ConfigFile = Annotated[
     Path | None,
@@ -53,4 +57,40 @@ def read_settings(
         if given is not None:
             group, _, key = name.partition(".")
             flags.setdefault(group, {})[key] = given
-    return load_settings(path, flags)
+    settings = load_settings(path, flags)
+    _check_forms(settings)
+    return settings
+
+
+def check_state_dir(folder: Path | None) -> None:
+    """Make the folder: what a coordinator remembers there guards its tokens, so it must not fail later.
+
+    Raises:
+        ConfigError: it cannot be made or written.
+    """
+    if folder is None:
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"storage.state_dir: {folder} cannot be made: {error.strerror}") from error
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"storage.state_dir: {folder} cannot be written")
+
+
+def _check_forms(settings: Settings) -> None:
+    """What the libraries would take and turn into something else: gRPC makes port 34463 of 99999."""
+    wrong = []
+    listen = settings.server.listen
+    host, _, port = listen.rpartition(":")
+    if not listen.startswith("unix:"):
+        if not host or not (port.isascii() and port.isdigit()):
+            wrong.append(f"server.listen ({listen}) must be host:port")
+        elif int(port) > _HIGHEST_PORT:
+            wrong.append(f"server.listen: port {port} must be at most {_HIGHEST_PORT}")
+    try:
+        KeySpace(settings.etcd.root)
+    except KeyFormatError:
+        wrong.append(f"etcd.root ({settings.etcd.root}) must begin with a slash and not end in one")
+    if wrong:
+        raise ConfigError("; ".join(wrong))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from coordinator.cli.settings_flags import read_settings
+from coordinator.cli.settings_flags import check_state_dir, read_settings
 from coordinator.errors import ConfigError
 
 
@@ -47,3 +48,38 @@ def test_a_set_of_another_form_is_refused(text: str) -> None:
 def test_an_unknown_setting_or_a_bad_value_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=text.partition("=")[0].partition(".")[0]):
         read_settings(None, {}, [text])
+
+
+@pytest.mark.parametrize(
+    "listen", ["127.0.0.1:65535", "0.0.0.0:0", "[::1]:7420", "unix:/tmp/leasekeeper.sock"]
+)
+def test_an_address_that_can_be_listened_on_is_taken(listen: str) -> None:
+    assert read_settings(None, {"server.listen": listen}, None).server.listen == listen
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("server.listen=here", "server.listen (here) must be host:port"),
+        ("server.listen=:7420", "server.listen (:7420) must be host:port"),
+        ("server.listen=127.0.0.1:http", "server.listen (127.0.0.1:http) must be host:port"),
+        ("server.listen=127.0.0.1:99999", "server.listen: port 99999 must be at most 65535"),
+        ("etcd.root=leasekeeper", "etcd.root (leasekeeper) must begin with a slash and not end in one"),
+        ("etcd.root=/a/", "etcd.root (/a/) must begin with a slash and not end in one"),
+    ],
+)
+def test_a_text_of_the_wrong_form_is_refused_before_anything_starts(text: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(told)):
+        read_settings(None, {}, [text])
+
+
+def test_a_state_folder_is_made_or_refused(tmp_path: Path) -> None:
+    made, file = tmp_path / "a" / "b", tmp_path / "file"
+    file.touch()
+
+    check_state_dir(None)
+    check_state_dir(made)
+    assert made.is_dir()
+    for folder in (file, file / "below"):
+        with pytest.raises(ConfigError, match=r"storage\.state_dir: .* cannot be made"):
+            check_state_dir(folder)
