@@ -149,6 +149,30 @@ async def test_a_worker_frozen_past_its_lease_writes_and_ends_nothing_when_it_wa
     assert judgement.outcomes == {"LOST": 1, "SUCCEEDED": 2}
 
 
+async def test_a_holder_that_is_cut_off_stops_before_its_job_runs_elsewhere(
+    shared: Coordinator, calls: Calls, court: Court, tmp_path: Path
+) -> None:
+    """P8: nobody can tell the worker, so its own deadline must pass before etcd gives the job away."""
+    told = {"sink": court.sink.path, "gates": tmp_path, "ttl": 3.0, "queues": {"work": 1}}
+    async with (
+        TcpProxy(shared.endpoint) as proxy,
+        WorkerProcess(proxy.endpoint, calls.namespace, tmp_path, name="cut", **told),
+    ):
+        await calls.submit("j1", {"gate": "attempt-{attempt}"})
+        await eventually(lambda: len(court.read().starts) == 1, what="the handler began")
+        proxy.set_mode(ProxyMode.DROP)
+        async with WorkerProcess(shared.endpoint, calls.namespace, tmp_path, name="next", **told):
+            await eventually(lambda: len(court.read().starts) == 2, timeout=12, what="it runs elsewhere")
+            (tmp_path / "attempt-2").touch()
+            await court.ended(["j1"], timeout=10)
+
+    reading = court.read()
+    [note] = reading.notes
+    assert (note.worker, note.text) == ("cut", "stopped: lost")
+    assert note.at < reading.starts[1].at
+    assert (await court.judge(submitted=["j1"])).outcomes == {"LOST": 1, "SUCCEEDED": 1}
+
+
 async def expired(calls: Calls, court: Court, job_id: str) -> tuple[str, Claim]:
     """A session that claimed the job and fell silent, once its claim is gone."""
     await calls.submit(job_id)

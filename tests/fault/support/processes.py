@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +24,7 @@ _SERVE = (sys.executable, "-m", "coordinator", "serve")
 _ROOT = Path(__file__).resolve().parents[3]
 _SERVICES = ("leasekeeper.v1.JobService", "leasekeeper.v1.WorkerService")
 _START_SECONDS = 30.0
-_PORT_TRIES = 5
+_PORT_TRIES = 10
 
 
 class Process:
@@ -97,6 +98,7 @@ class Coordinator(Process):
         settings: Mapping[str, str] | None = None,
     ) -> None:
         self._port = 0
+        self._served = False
         self._env = {
             "LEASEKEEPER_ETCD__ENDPOINTS": ",".join(etcd),
             "LEASEKEEPER_ETCD__ALLOW_UNSAFE": "true",
@@ -134,10 +136,15 @@ class Coordinator(Process):
             self.launch()
             try:
                 self.child.wait_ready(self._serves, timeout=_START_SECONDS)
+                self._served = True
                 return
             except PortTaken:
                 if attempt == _PORT_TRIES:
                     raise
+                if not self._served:
+                    self._port = 0  # somebody was quicker: another one
+                # Else others know this port: wait for whatever outgoing connection sits on it.
+                time.sleep(0.2)
 
     def launch(self) -> None:
         """Start the process, and wait for nothing."""

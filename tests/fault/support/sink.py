@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Effect", "Sink", "SinkReading", "Start"]
+__all__ = ["Effect", "Note", "Sink", "SinkReading", "Start"]
 
 _SCHEMA = """
 CREATE TABLE fence (job TEXT PRIMARY KEY, token INTEGER NOT NULL) WITHOUT ROWID;
@@ -27,7 +27,7 @@ CREATE TABLE log (
 );
 CREATE TABLE notes (
     place INTEGER PRIMARY KEY AUTOINCREMENT, job TEXT NOT NULL, token INTEGER NOT NULL,
-    worker TEXT NOT NULL, note TEXT NOT NULL
+    worker TEXT NOT NULL, note TEXT NOT NULL, at REAL NOT NULL
 );
 """
 
@@ -63,13 +63,24 @@ class Effect:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """What a handler saw."""
+
+    job: str
+    token: int
+    worker: str
+    text: str
+    at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SinkReading:
     """Everything that the file says, in order."""
 
     rows: dict[str, int]
     starts: tuple[Start, ...]
     effects: tuple[Effect, ...]
-    notes: tuple[tuple[str, int, str, str], ...]
+    notes: tuple[Note, ...]
 
     def starts_of(self, job: str) -> list[Start]:
         """When and where the job's handlers began."""
@@ -117,9 +128,11 @@ class Sink:
 
     def note(self, job: str, token: int, worker: str, text: str) -> None:
         """Keep what a handler saw."""
+        now = time.monotonic()
         with self._transaction() as cursor:
             cursor.execute(
-                "INSERT INTO notes (job, token, worker, note) VALUES (?, ?, ?, ?)", (job, token, worker, text)
+                "INSERT INTO notes (job, token, worker, note, at) VALUES (?, ?, ?, ?, ?)",
+                (job, token, worker, text, now),
             )
 
     def read(self) -> SinkReading:
@@ -131,7 +144,9 @@ class Sink:
             log = connection.execute(
                 "SELECT job, token, worker, t_start, t_end, accepted FROM log ORDER BY place"
             ).fetchall()
-            notes = connection.execute("SELECT job, token, worker, note FROM notes ORDER BY place").fetchall()
+            notes = connection.execute(
+                "SELECT job, token, worker, note, at FROM notes ORDER BY place"
+            ).fetchall()
         return SinkReading(
             rows=rows,
             starts=tuple(Start(job=j, token=t, worker=w, at=at) for j, t, w, at in starts),
@@ -139,7 +154,7 @@ class Sink:
                 Effect(job=j, token=t, worker=w, t_start=a, t_end=b, accepted=bool(ok))
                 for j, t, w, a, b, ok in log
             ),
-            notes=tuple(notes),
+            notes=tuple(Note(job=j, token=t, worker=w, text=text, at=at) for j, t, w, text, at in notes),
         )
 
     def _connect(self) -> sqlite3.Connection:
