@@ -22,7 +22,7 @@ from coordinator.app.etcd_version import check_etcd_version
 from coordinator.app.machine import SystemClock, SystemEntropy
 from coordinator.app.store_settings import guard_config, listen_config
 from coordinator.config import Settings
-from coordinator.errors import ConfigError, EtcdUnavailable, OutcomeUnknown, StorageError
+from coordinator.errors import ConfigError, StorageError
 from coordinator.ports import Clock, Entropy
 from coordinator.rpc.auth import TokenTable
 from coordinator.rpc.call_guard import CallGuard
@@ -128,19 +128,23 @@ class Coordinator:
 
     async def _find_store(self, parts: Parts) -> bool:
         """Wait for etcd as long as it takes; False: stopped meanwhile."""
-        waiting = False
+        waiting = ""
+        judged = False
         while not self._stop.is_set():
             try:
-                self.defects = await check_etcd_version(
-                    parts.store.client,
-                    allow_unsafe=self._settings.etcd.allow_unsafe,
-                    timeout=self._settings.etcd.request_timeout_s,
-                )
+                if not judged:
+                    self.defects = await check_etcd_version(
+                        parts.store.client,
+                        allow_unsafe=self._settings.etcd.allow_unsafe,
+                        timeout=self._settings.etcd.request_timeout_s,
+                    )
+                    judged = True
                 await parts.store.start()
-            except (EtcdUnavailable, OutcomeUnknown) as error:
-                if not waiting:
+            except StorageError as error:
+                # Also where etcd refuses us: whoever mends that need not start every coordinator again.
+                if str(error) != waiting:
                     _LOG.warning("waiting for etcd: %s", error)
-                waiting = True
+                waiting = str(error)
             else:
                 return True
             try:
