@@ -98,7 +98,7 @@ class GroupLimits:
             counts the whole raft entry.
     """
 
-    max_ops: int = 60
+    max_ops: int = 80
     max_txn_ops: int = 128
     request_bytes: int = 512 * 1024
     reply_bytes: int = 3 * 1024 * 1024
