@@ -38,9 +38,16 @@ _RUNNING: Final = JobState.RUNNING
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexConfig:
-    """Sizes and times of the index. Spans are seconds, sizes bytes."""
+    """Sizes and times of the index. Spans are seconds, sizes bytes.
+
+    A refill asks for ``window_capacity`` jobs. A window keeps as many, and more while there are few windows:
+    all of them together ``spare_places``, each at most ``largest_window``. What is kept was stored or seen
+    here; a job that is dropped costs a second read of its record and of its payload.
+    """
 
     window_capacity: int = 2_000
+    largest_window: int = 10_000
+    spare_places: int = 40_000
     kept_spec_bytes: int = 64 * 1024 * 1024
     kept_spec_limit: int = 16 * 1024
     call_timeout: float = 5.0
@@ -170,7 +177,7 @@ class Index:
         for pair in pairs:
             window = self._windows.get(pair)
             if window is None:
-                window = self._windows[pair] = Window(self._config.window_capacity, complete=False)
+                window = self._new_window(pair, complete=False)
             else:
                 window.reset(complete=False)
             window.count = await self._jobs.count_ready(*pair, deadline=self._deadline())
@@ -278,7 +285,7 @@ class Index:
                     *pair,
                     after=None,
                     until=max(until, last) if last is not None else until,
-                    limit=self._config.window_capacity * 2,
+                    limit=max(self._config.window_capacity, window.capacity) * 2,
                     deadline=self._deadline(),
                 )
             except LeasekeeperError:
@@ -322,7 +329,17 @@ class Index:
         window = self._windows.get(pair)
         if window is None:
             # A type that was not there at the list has all its jobs reported by the watch.
-            window = self._windows[pair] = Window(self._config.window_capacity, complete=True)
+            window = self._new_window(pair, complete=True)
+        return window
+
+    def _new_window(self, pair: Pair, *, complete: bool) -> Window:
+        config = self._config
+        stretch = config.window_capacity
+        window = self._windows[pair] = Window(stretch, complete=complete, stretch=stretch)
+        share = min(config.largest_window, config.spare_places // len(self._windows))
+        if share >= stretch:
+            for each in self._windows.values():
+                each.capacity = share
         return window
 
     def _ready(self, pair: Pair, stored: Stored, *, created: bool, spec: Spec | None) -> None:

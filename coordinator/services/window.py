@@ -45,12 +45,14 @@ class Window:
     """The first jobs of one (queue, type).
 
     Args:
-        capacity: entries held at most.
+        capacity: entries held at most. It may be changed; a window that is too full shrinks as it is emptied.
         complete: whether nothing lies in the store that the window was not told of.
+        stretch: jobs that a refill asks for; None: ``capacity``.
     """
 
-    def __init__(self, capacity: int, *, complete: bool) -> None:
-        self._capacity = capacity
+    def __init__(self, capacity: int, *, complete: bool, stretch: int | None = None) -> None:
+        self.capacity = capacity
+        self._stretch = stretch or capacity
         self._keys: list[_Key] = []
         self._entries: dict[_Key, Entry] = {}
         self._taken: dict[_Key, Entry] = {}
@@ -69,8 +71,8 @@ class Window:
 
     @property
     def wants_refill(self) -> bool:
-        """Whether more lies in the store and half the places are free."""
-        return self.horizon is not None and len(self._keys) * 2 < self._capacity
+        """Whether more lies in the store and less than half a stretch is at hand."""
+        return self.horizon is not None and len(self._keys) * 2 < self._stretch
 
     def put(self, entry: Entry, *, created: bool) -> bool:
         """A job waits. Answers whether the window now holds it."""
@@ -91,7 +93,7 @@ class Window:
             return False
         insort(self._keys, key)
         self._entries[key] = entry
-        if len(self._keys) > self._capacity:
+        if len(self._keys) > self.capacity:
             last = self._keys.pop()
             del self._entries[last]
             tail = self._keys[-1]
@@ -169,7 +171,7 @@ class Window:
         found = page.jobs
         if page.complete:
             self.horizon = None if until >= _LAST else until
-            if len(found) * 4 < self._capacity:
+            if len(found) * 4 < self._stretch:
                 gap = now_ms - until.ms
                 self._delta_ms = min(max(self._delta_ms * 4, gap // 2), _MONTH_MS)
         else:

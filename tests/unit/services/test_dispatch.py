@@ -190,7 +190,7 @@ async def test_drain_answers_who_waits_and_refuses_who_comes() -> None:
 
 
 async def test_a_backlog_larger_than_the_window_is_served_whole_and_in_order() -> None:
-    c = await bench_with(index_config=IndexConfig(window_capacity=10))
+    c = await bench_with(index_config=IndexConfig(window_capacity=10, spare_places=0))
     names = [f"j{i:03}" for i in range(57)]
     await c.submit(*names)
     served: list[str] = []
@@ -198,6 +198,20 @@ async def test_a_backlog_larger_than_the_window_is_served_whole_and_in_order() -
         await c.index.refill_once()
         served += ids(await c.claim(n=3, request=f"r{n}"))
     assert served == names
+
+
+async def test_while_there_are_few_windows_they_keep_more_of_what_was_stored_here() -> None:
+    """A job that a window drops costs a second read of its record and of its payload."""
+    c = await bench_with(
+        index_config=IndexConfig(window_capacity=2, largest_window=6, spare_places=8, compare_interval=1e9)
+    )
+    await c.submit(*[f"j{i}" for i in range(9)])
+    first = c.index.window((NS, "q", "t"))
+    assert first is not None
+    assert len(first) == 6
+    for number in range(4):
+        await store_job(c.jobs, a_job(f"other{number}", type=f"t{number}"))
+    assert {window.capacity for window in c.index.windows().values()} == {2}
 
 
 async def test_a_fresh_coordinator_finds_the_backlog() -> None:
@@ -360,7 +374,7 @@ async def test_a_repeat_is_not_handed_a_claim_that_was_given_back() -> None:
 
 async def test_specs_are_kept_however_many_jobs_have_passed() -> None:
     """Entries leave a window in many ways: claimed, pushed out by better ones, cancelled, listed anew."""
-    c = await bench_with(index_config=IndexConfig(window_capacity=4, kept_spec_bytes=20))
+    c = await bench_with(index_config=IndexConfig(window_capacity=4, spare_places=0, kept_spec_bytes=20))
     asked: list[bool] = []
     c.etcd.interfere.append(lambda op: asked.append(op.want_spec) if op.claim is not None else None)
     await c.jobs.register_type(NS, "q", "t", deadline=FAR)
