@@ -146,7 +146,11 @@ class Sessions:
     async def close(self, namespace: str, session_id: str, deadline: float) -> int:
         """Release what it holds, by token and uncharged, then revoke; answers how many claims went back.
 
-        Repeating it is no error, and what could not be released is recovered as lost.
+        Repeating it is no error.
+
+        Raises:
+            RequestError: ETCD_UNAVAILABLE, OUTCOME_UNKNOWN, TOO_MANY_REQUESTS: it claims nothing any more,
+                but may still hold something; repeat the call, or that is lost with the lease.
         """
         try:
             # First the witness: a poll of this session, here or elsewhere, may be committing a claim right
@@ -188,15 +192,38 @@ class Sessions:
         )
 
     async def _release(self, namespace: str, claims: Sequence[tuple[str, Claim]], deadline: float) -> int:
-        found = await self._jobs.read_many(namespace, [job_id for job_id, _ in claims], deadline=deadline)
-        now_ms = self._clock.now_ms()
-        operations = [
-            operation
-            for (_, claim), snapshot in zip(claims, found, strict=True)
-            if (operation := _release_operation(snapshot, claim, now_ms, deadline)) is not None
-        ]
-        results = await commit_each(self._jobs, operations)
-        return sum(1 for result in results if isinstance(result, Commit) and result.won)
+        """Release ``claims``; answers how many.
+
+        Raises:
+            StorageError: some could not be. Were the lease revoked all the same, they would count as losses.
+        """
+        released = 0
+        left = list(claims)
+        failure: StorageError | None = None
+        for _ in range(self._config.tries):
+            found = await self._jobs.read_many(namespace, [job_id for job_id, _ in left], deadline=deadline)
+            now_ms = self._clock.now_ms()
+            operations = [
+                (held, operation)
+                for held, snapshot in zip(left, found, strict=True)
+                if (operation := _release_operation(snapshot, held[1], now_ms, deadline)) is not None
+            ]
+            results = await commit_each(self._jobs, [operation for _, operation in operations])
+            left, failure = [], None
+            for (held, _), result in zip(operations, results, strict=True):
+                if isinstance(result, StorageError):
+                    failure = result
+                if not isinstance(result, Commit):
+                    left.append(held)
+                elif result.won:
+                    released += 1
+                elif result.claim is not None and result.claim.token == held[1].token:
+                    left.append(held)  # its record was changed meanwhile, as by a cancellation
+            if not left:
+                return released
+        if failure is not None:
+            raise failure
+        return released
 
 
 def _verdict(held: HeldClaim, read: Confirmation) -> Verdict:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 
 from coordinator.core.effects import Slot, Where
 from coordinator.core.job import Claim, JobState
 from coordinator.errors import EtcdUnavailable, OutcomeUnknown, Reason, RequestError
-from coordinator.ports import KeptAlive
+from coordinator.ports import KeptAlive, Operation
 from coordinator.services.api import Authority, Beat, ClaimedJob, HeldClaim, NewSession, Verdict
 from coordinator.services.sessions import interval_ms, margin_ms
 from tests.support.builders import FAR
+from tests.support.memory_etcd import Fault
 from tests.unit.services.workbench import NS, Coordinator, S, bench_with
 
 
@@ -118,6 +120,41 @@ async def test_closing_a_session_gives_its_jobs_back_at_once_and_uncharged() -> 
     assert await c.session_store.read(NS, S, deadline=FAR) is None
     assert c.suspects == []
     assert await c.sessions.close(NS, S, FAR) == 0, "repeating it is no error"
+
+
+async def test_closing_releases_also_what_changes_at_that_moment_or_is_refused_once() -> None:
+    c, _ = await with_claims("a", "b")
+
+    def cancel_first(operation: Operation) -> None:
+        c.etcd.interfere.clear()
+        record = c.etcd.stored(NS, "a")
+        assert record is not None
+        state = Where(Slot.STATE, NS, "a")
+        cancelled = replace(record.job, cancel_requested=True)
+        c.etcd.write([(state, cancelled, None), (Where(Slot.CANCEL, NS, "a"), "who", None)])
+
+    c.etcd.interfere.append(cancel_first)
+    c.etcd.faults.extend([None, Fault.REFUSED])
+    assert await c.sessions.close(NS, S, FAR) == 2
+    ended, waiting = c.etcd.stored(NS, "a"), c.etcd.stored(NS, "b")
+    assert ended is not None
+    assert waiting is not None
+    assert (ended.job.state, waiting.job.state) == (JobState.CANCELLED, JobState.PENDING)
+    assert (ended.job.lease_losses, waiting.job.lease_losses) == (0, 0)
+
+
+async def test_a_session_whose_jobs_cannot_be_released_keeps_its_lease() -> None:
+    """Revoked, they would be charged as losses, though their worker said goodbye."""
+    c, _ = await with_claims("a")
+    c.etcd.faults.extend([Fault.REFUSED] * 3)
+    with pytest.raises(RequestError) as refusal:
+        await c.sessions.close(NS, S, FAR)
+    assert refusal.value.reason is Reason.TOO_MANY_REQUESTS
+    assert c.etcd.claim(NS, "a") is not None
+    assert await c.sessions.close(NS, S, FAR) == 1
+    stored = c.etcd.stored(NS, "a")
+    assert stored is not None
+    assert (stored.job.state, stored.job.lease_losses) == (JobState.PENDING, 0)
 
 
 async def test_a_poll_of_a_session_that_is_being_closed_wins_nothing_that_would_end_with_the_lease(
