@@ -57,6 +57,14 @@ async def test_a_claim_key_deleted_by_hand_is_lost_and_is_not_made_again() -> No
     assert c.etcd.revision == before
 
 
+async def test_a_beat_renews_no_lease_but_that_of_a_session_of_its_namespace() -> None:
+    c = await bench_with()
+    with pytest.raises(RequestError) as refusal:
+        await c.sessions.beat("other", beat(1), FAR)
+    assert refusal.value.reason is Reason.SESSION_NOT_FOUND
+    assert c.session_store.kept_alive == 0
+
+
 async def test_an_older_token_of_a_held_job_is_lost() -> None:
     c, claimed = await with_claims("a")
     reply = await c.sessions.beat(NS, beat(1, *claimed, token=claimed[0].claim.token - 1), FAR)
