@@ -167,10 +167,10 @@ class Sessions:
     async def _renew_and_read(
         self, namespace: str, beat: Beat, deadline: float
     ) -> tuple[KeptAlive, Confirmation | None]:
-        if self._holders.session(namespace, beat.session_id) is None:
-            # A session's id is its lease's: who names another's must not keep that alive.
-            if await self._sessions.read(namespace, beat.session_id, deadline=deadline) is None:
-                raise _gone(beat.session_id)
+        # A session's id is its lease's: who names another's must not keep that alive.
+        known = self._holders.session(namespace, beat.session_id)
+        if known is None and not await self._sessions.read(namespace, beat.session_id, deadline=deadline):
+            raise _gone(beat.session_id)
         kept = await self._sessions.keep_alive(beat.session_id, deadline=deadline)
         if kept.ttl_ms <= 0:
             return kept, None
