@@ -193,11 +193,14 @@ class Index:
     def ready_put(self, namespace: str, stored: Stored, *, created: bool) -> None:
         """A job waits."""
         terms = stored.job.terms
-        deleted = self._own_deletes.get(
-            (terms.queue + "/" + terms.type, stored.job.rank, stored.job.job_id), 0
-        )
-        if deleted < stored.revision:
+        if not self._deleted_here(stored):
             self._ready((namespace, terms.queue, terms.type), stored, created=created, spec=None)
+
+    def _deleted_here(self, stored: Stored) -> bool:
+        """Whether an own commit has taken the job out of its line since ``stored``."""
+        terms = stored.job.terms
+        key = (terms.queue + "/" + terms.type, stored.job.rank, stored.job.job_id)
+        return self._own_deletes.get(key, 0) >= stored.revision
 
     def ready_deleted(
         self, namespace: str, queue: str, type_: str, rank: Rank, job_id: str, revision: int
@@ -280,11 +283,14 @@ class Index:
             until = window.horizon or last
             if until is None or pair[0] not in self._listed:
                 continue
+            end = max(until, last) if last is not None else until
+            # As of before the list: what comes while it is made stands in the window and not in the list.
+            settled = self._passed[pair[0], "ready"] - 1
             try:
                 page = await self._jobs.list_ready(
                     *pair,
                     after=None,
-                    until=max(until, last) if last is not None else until,
+                    until=end,
                     limit=max(self._config.window_capacity, window.capacity) * 2,
                     deadline=self._deadline(),
                 )
@@ -292,8 +298,10 @@ class Index:
                 continue
             if not page.complete:
                 continue
-            missing, ghosts = window.compare(page.jobs, self._passed[pair[0], "ready"] - 1)
+            missing, ghosts = window.compare(page.jobs, settled, end)
             for stored in missing:
+                if self._deleted_here(stored):
+                    continue  # claimed here since
                 if window.horizon is None or stored.job.rank <= window.horizon:
                     self._ready(pair, stored, created=False, spec=None)
                     differences += 1

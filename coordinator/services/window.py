@@ -187,13 +187,16 @@ class Window:
         self.horizon = None if complete else _FIRST
         self.count = 0
 
-    def compare(self, found: tuple[Stored, ...], settled_revision: int) -> tuple[list[Stored], list[Entry]]:
-        """Differences to a range of the store from the start up to the window's last job.
+    def compare(
+        self, found: tuple[Stored, ...], settled_revision: int, until: Rank
+    ) -> tuple[list[Stored], list[Entry]]:
+        """Differences to a range of the store from the start up to ``until``.
 
         Args:
             found: what the store held.
-            settled_revision: the watch has delivered everything up to here; only older differences are
-                errors.
+            settled_revision: the watch had delivered everything up to here before the store was asked; only
+                older differences are errors.
+            until: where the range ended.
 
         Returns:
             Jobs that the window misses, and entries that it should not have.
@@ -207,7 +210,7 @@ class Window:
         ghosts = [
             entry
             for key, entry in self._entries.items()
-            if key not in there and entry.stored.revision <= settled_revision
+            if key not in there and entry.stored.revision <= settled_revision and (key[0], key[1]) <= until
         ]
         return missing, ghosts
 

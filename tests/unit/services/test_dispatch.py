@@ -10,6 +10,7 @@ from coordinator.core.effects import Slot, Where
 from coordinator.core.invariants import check_job
 from coordinator.core.job import Claim, JobState
 from coordinator.errors import Reason, RequestError
+from coordinator.ports import ReadyPage
 from coordinator.services.dispatch import DispatchConfig
 from coordinator.services.index import IndexConfig
 from tests.support.builders import FAR, NOW_MS, a_claim, a_job, a_session, open_session, store_job
@@ -387,3 +388,48 @@ async def test_specs_are_kept_however_many_jobs_have_passed() -> None:
     await store_job(c.jobs, a_job("last", counter=200))
     assert ids(await c.claim(request="r-last")) == ["last"]
     assert asked == [False]
+
+
+async def test_the_comparison_drops_no_job_that_came_while_it_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The list is older than what the watch has told by the time it is compared."""
+    c = await bench_with()
+    await c.submit("a", "z")
+    listed = c.jobs.list_ready
+    c.index.window((NS, "q", "t")).take(c.index.window((NS, "q", "t")).peek(2)[1])  # type: ignore[union-attr]
+
+    async def overtaken(*args: object, **kwargs: object) -> ReadyPage:
+        page = await listed(*args, **kwargs)  # type: ignore[arg-type]
+        await store_job(c.jobs, a_job("b", counter=0))
+        await store_job(c.jobs, a_job("y", counter=9))
+        window = c.index.window((NS, "q", "t"))
+        assert window is not None
+        window.give_back(next(iter(window._taken.values())))
+        c.index.passed(NS, "ready", c.etcd.revision + 5)
+        return page
+
+    monkeypatch.setattr(c.jobs, "list_ready", overtaken)
+    assert await c.index.compare_once() == 0
+    monkeypatch.undo()
+    assert sorted(ids(await c.claim(n=10))) == ["a", "b", "y", "z"]
+
+
+async def test_the_comparison_brings_back_no_job_that_was_claimed_while_it_listed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    c = await bench_with()
+    await c.submit("a", "b")
+    listed = c.jobs.list_ready
+
+    async def overtaken(*args: object, **kwargs: object) -> ReadyPage:
+        page = await listed(*args, **kwargs)  # type: ignore[arg-type]
+        assert ids(await c.claim(request="r-meanwhile")) == ["a"]
+        return page
+
+    monkeypatch.setattr(c.jobs, "list_ready", overtaken)
+    assert await c.index.compare_once() == 0
+    monkeypatch.undo()
+    conflicts = c.dispatch.conflicts
+    assert ids(await c.claim(n=10, request="r-later")) == ["b"]
+    assert c.dispatch.conflicts == conflicts

@@ -151,6 +151,8 @@ def test_a_comparison_tells_what_is_missing_and_what_is_a_ghost() -> None:
     window.put(entry("ghost", 20), created=True)
     lost = entry("lost", 15).stored
     young = entry("young", 16, revision=90).stored
-    missing, ghosts = window.compare((window.peek(1)[0].stored, lost, young), settled_revision=50)
+    missing, ghosts = window.compare(
+        (window.peek(1)[0].stored, lost, young), settled_revision=50, until=Rank(NOW_MS, 0)
+    )
     assert missing == [lost]
     assert [g.stored.job.job_id for g in ghosts] == ["ghost"]
