@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -22,9 +23,11 @@ __all__ = ["KINDS", "NamespaceFeed"]
 KINDS: Final = ("ready", "claim", "session", "cancel")
 """What is watched of each namespace."""
 
-_HOLD_SECONDS: Final = 0.002
-"""How long a change waits for our own answer to say that it is ours. The watch often is the faster one by
-less than a millisecond, and decoding our own echo would cost a tenth of all CPU."""
+_LOOK_SECONDS: Final = 0.002
+_HOLD_SECONDS: Final = 0.01
+"""How long a change waits at most for our own answer to say that it is ours; looked at every 2 ms. The watch
+often is the faster one by less than a millisecond, a busy loop reads our answer later still, and decoding our
+own echo would cost a tenth of all CPU."""
 
 _ECHOED: Final = frozenset({"ready", "claim"})
 """Kinds whose own changes the index already has from the commit itself."""
@@ -64,7 +67,7 @@ class NamespaceFeed:
         self._own = own
         self._set_aside = set_aside
         self.ready = asyncio.Event()
-        self._held: list[tuple[str, int, Sequence[ChangeEvent]]] = []
+        self._held: deque[tuple[str, int, Sequence[ChangeEvent], float]] = deque()
         self._release_timer: asyncio.TimerHandle | None = None
         self._failure: asyncio.Future[None] | None = None
         spans = (keys.all_ready(), keys.all_claims(), keys.all_sessions(), keys.all_cancels())
@@ -107,25 +110,31 @@ class NamespaceFeed:
     def changes(self, range_name: str, revision: int, events: Sequence[ChangeEvent]) -> None:
         """See ``FeedHandler.changes``. Everything behind a held change is held too, so the order stays."""
         if self._held or (range_name in _ECHOED and self._own.may_become_own(revision)):
-            self._held.append((range_name, revision, events))
+            loop = asyncio.get_running_loop()
+            self._held.append((range_name, revision, events, loop.time() + _HOLD_SECONDS))
             if self._release_timer is None:
-                loop = asyncio.get_running_loop()
-                self._release_timer = loop.call_later(_HOLD_SECONDS, self._release)
+                self._release_timer = loop.call_later(_LOOK_SECONDS, self._release)
         else:
             self._take(range_name, revision, events)
 
     def _release(self) -> None:
         self._release_timer = None
-        held, self._held = self._held, []
+        loop = asyncio.get_running_loop()
+        now, held = loop.time(), self._held
         try:
-            for range_name, revision, events in held:
+            while held:
+                range_name, revision, events, until = held[0]
+                if now < until and self._own.may_become_own(revision):
+                    self._release_timer = loop.call_later(_LOOK_SECONDS, self._release)
+                    return
+                held.popleft()
                 self._take(range_name, revision, events)
         except Exception as error:  # noqa: BLE001 - handed to ``run``, which raises it
             if self._failure is not None and not self._failure.done():
                 self._failure.set_exception(error)
 
     def _drop_held(self) -> None:
-        self._held = []
+        self._held.clear()
         if self._release_timer is not None:
             self._release_timer.cancel()
             self._release_timer = None
