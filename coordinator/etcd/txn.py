@@ -7,9 +7,9 @@ and the create revision of its key.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
+from coordinator.core.copying import changed
 from coordinator.core.effects import Slot
 from coordinator.core.fencing import make_token, split_token
 from coordinator.core.job import Claim
@@ -256,7 +256,7 @@ class TxnCodec:
         token = 0
         if claim is not None:
             token = make_token(self._epoch(), revision)
-            claim = replace(claim, token=token)
+            claim = changed(claim, token=token)
         return Commit(
             won=True,
             revision=revision,

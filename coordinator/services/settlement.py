@@ -8,10 +8,11 @@ again.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 from coordinator.core.commands import Fail, Settlement
+from coordinator.core.copying import changed
 from coordinator.core.effects import effects
 from coordinator.core.job import Claim, JobState, Progress
 from coordinator.core.machine import Decision, Refusal, Replay, Unchanged, decide
@@ -171,9 +172,9 @@ class SettlementService:
         digest = command.digest or settlement_digest(command)
         if isinstance(command, Fail):
             jitter = self._entropy.fraction()
-            command = replace(command, digest=digest, progress=progress, jitter_number=jitter)
+            command = changed(command, digest=digest, progress=progress, jitter_number=jitter)
         elif digest is not command.digest or progress is not command.progress:
-            command = replace(command, digest=digest, progress=progress)
+            command = changed(command, digest=digest, progress=progress)
         return _Case(index, job_id, command, is_foreign(self._present, command.token))
 
     async def _settle_cases(
