@@ -319,17 +319,21 @@ class Index:
             if not window.wants_refill:
                 break
             now_ms = self._clock.now_ms()
-            until = window.next_until(now_ms)
-            page = await self._jobs.list_ready(
-                *pair,
-                after=window.horizon,
-                until=until,
-                limit=self._config.window_capacity,
-                deadline=self._deadline(),
-            )
+            until = window.begin_refill(now_ms)
+            try:
+                page = await self._jobs.list_ready(
+                    *pair,
+                    after=window.horizon,
+                    until=until,
+                    limit=self._config.window_capacity,
+                    deadline=self._deadline(),
+                )
+            except BaseException:
+                window.abandon_refill()
+                raise
             fresh = window.refill(page, until, now_ms, self._clock.monotonic())
-            found += fresh
-            for stored in page.jobs[: fresh or 0]:
+            found += len(fresh)
+            for stored in fresh:
                 self._arrived(pair, stored.job.job_id)
         return found
 

@@ -56,6 +56,9 @@ class Window:
         self._keys: list[_Key] = []
         self._entries: dict[_Key, Entry] = {}
         self._taken: dict[_Key, Entry] = {}
+        # The refill under way: where it began and will end, and the jobs that came in between meanwhile.
+        self._filling: tuple[Rank | None, Rank] | None = None
+        self._early: dict[_Key, Entry] = {}
         self._delta_ms = 1_000
         self.horizon: Rank | None = None if complete else _FIRST
         self.count = 0
@@ -90,6 +93,8 @@ class Window:
                     return True
             return False
         if self.horizon is not None and (key[0], key[1]) > self.horizon:
+            if self._filling is not None and (key[0], key[1]) <= self._filling[1]:
+                self._keep_early(key, entry)
             return False
         insort(self._keys, key)
         self._entries[key] = entry
@@ -107,6 +112,13 @@ class Window:
             return key in self._entries
         return True
 
+    def _keep_early(self, key: _Key, entry: Entry) -> None:
+        """Left to the store, it would be missed: the list under way may be older, and is not asked again."""
+        known = self._early.get(key)
+        if known is None or known.stored.revision < entry.stored.revision:
+            entry.spec = None  # nobody would account for it
+            self._early[key] = entry
+
     def delete(self, rank: Rank, job_id: str, revision: int) -> bool:
         """It waits no more. Answers whether the window held it; an entry that is newer than ``revision``
         stays."""
@@ -120,6 +132,9 @@ class Window:
             del self._keys[at]
             self.count -= 1
             return True
+        early = self._early.get(key)
+        if early is not None and early.stored.revision <= revision:
+            del self._early[key]
         taken = self._taken.get(key)
         if taken is not None and taken.stored.revision <= revision:
             del self._taken[key]
@@ -166,8 +181,26 @@ class Window:
             return _LAST
         return Rank(horizon.ms + self._delta_ms, _MAX_COUNTER)
 
-    def refill(self, page: ReadyPage, until: Rank, now_ms: int, seen: float) -> int:
-        """Take in the jobs of (horizon, ``until``]; answers how many were new."""
+    def begin_refill(self, now_ms: int) -> Rank:
+        """The store is about to be asked for (horizon, the answer]; `refill` or `abandon_refill` follows."""
+        until = self.next_until(now_ms)
+        self._filling, self._early = (self.horizon, until), {}
+        return until
+
+    def abandon_refill(self) -> None:
+        """The store did not answer; what came meanwhile is left to it."""
+        self._filling, self._early = None, {}
+
+    def refill(self, page: ReadyPage, until: Rank, now_ms: int, seen: float) -> list[Stored]:
+        """Take in the jobs of (horizon, ``until``], and those that came while they were listed.
+
+        Returns:
+            Which of them are new here.
+        """
+        filling, early = self._filling, self._early
+        self.abandon_refill()
+        if filling is not None and filling[0] != self.horizon:
+            return []  # too many came meanwhile, and the window knows less far now: ask again from there
         found = page.jobs
         if page.complete:
             self.horizon = None if until >= _LAST else until
@@ -178,10 +211,12 @@ class Window:
             # Beyond what cannot be decoded; else a window's worth of it would hold up all that follows.
             self.horizon = page.last or self.horizon
             self._delta_ms = max(1, self._delta_ms // 2)
-        return sum(self.put(Entry(stored, None, seen), created=False) for stored in found)
+        entries = [*(Entry(stored, None, seen) for stored in found), *early.values()]
+        return [entry.stored for entry in entries if self.put(entry, created=False)]
 
     def reset(self, *, complete: bool) -> None:
         """Forget all but what is taken; a new list follows."""
+        self.abandon_refill()
         self._keys.clear()
         self._entries.clear()
         self.horizon = None if complete else _FIRST

@@ -433,3 +433,26 @@ async def test_the_comparison_brings_back_no_job_that_was_claimed_while_it_liste
     conflicts = c.dispatch.conflicts
     assert ids(await c.claim(n=10, request="r-later")) == ["b"]
     assert c.dispatch.conflicts == conflicts
+
+
+async def test_a_job_that_comes_while_its_stretch_is_listed_is_handed_out_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The list is older than the job, and after it the window believes to know that stretch."""
+    c = await bench_with(index_config=IndexConfig(window_capacity=4, largest_window=4))
+    await c.submit(*(f"j{n}" for n in range(9)))
+    listed = c.jobs.list_ready
+
+    async def overtaken(*args: object, **kwargs: object) -> ReadyPage:
+        page = await listed(*args, **kwargs)  # type: ignore[arg-type]
+        if page.complete and c.etcd.stored(NS, "late") is None:
+            await store_job(c.jobs, a_job("late", counter=50))
+        return page
+
+    monkeypatch.setattr(c.jobs, "list_ready", overtaken)
+    taken: list[str] = []
+    for turn in range(20):
+        taken += ids(await c.claim(n=4, request=f"r{turn}"))
+        await c.index.refill_once()
+    assert "late" in taken
+    assert len(taken) == 10

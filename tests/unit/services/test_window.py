@@ -105,10 +105,33 @@ def test_refills_reach_every_job_in_order_with_ranges_that_end_tightly() -> None
 
 def test_a_page_of_which_nothing_can_be_decoded_is_passed() -> None:
     window = Window(100, complete=False)
-    assert window.refill(ReadyPage((), False, Rank(NOW_MS, 7)), Rank(NOW_MS, 99), NOW_MS, 0.0) == 0
+    assert window.refill(ReadyPage((), False, Rank(NOW_MS, 7)), Rank(NOW_MS, 99), NOW_MS, 0.0) == []
     assert window.horizon == Rank(NOW_MS, 7)
-    assert window.refill(ReadyPage((), False, None), Rank(NOW_MS, 99), NOW_MS, 0.0) == 0
+    assert window.refill(ReadyPage((), False, None), Rank(NOW_MS, 99), NOW_MS, 0.0) == []
     assert window.horizon == Rank(NOW_MS, 7), "not even a key: look again"
+
+
+def test_a_refill_misses_no_job_that_came_while_it_listed() -> None:
+    window = Window(10, complete=False)
+    until = window.begin_refill(NOW_MS)
+    inside, gone, beyond = (entry(n, until.ms - d) for n, d in (("inside", 5), ("gone", 6), ("beyond", -5)))
+    for one in (inside, gone, beyond):
+        assert not window.put(one, created=True)
+    window.delete(gone.stored.job.rank, "gone", 6)
+    new = window.refill(ReadyPage((entry("listed", until.ms - 9).stored,), True, None), until, NOW_MS, 0.0)
+    assert [s.job.job_id for s in new] == ["listed", "inside"]
+    assert names(window) == ["listed", "inside"]
+    assert window.horizon == until
+
+
+def test_a_refill_of_a_window_that_overflowed_meanwhile_is_void() -> None:
+    window = Window(2, complete=False)
+    window.horizon = Rank(NOW_MS, 0)
+    until = window.begin_refill(NOW_MS)
+    for n in range(3):
+        window.put(entry(f"j{n}", NOW_MS - 10 + n), created=True)
+    assert window.refill(ReadyPage((), True, None), until, NOW_MS, 0.0) == []
+    assert window.horizon == Rank(NOW_MS - 9, 0), "the one pushed out is asked for again"
 
 
 @settings(max_examples=60, deadline=None)
