@@ -34,7 +34,9 @@ class PressureConfig:
         max_finished: finished jobs kept of one namespace.
         pressure: share of the quota in use from which the oldest bucket of each namespace goes with each
             pass.
-        min_age: a younger bucket may still be taking keys, and is left alone.
+        min_age: a younger bucket may still be taking keys, and is left alone, unless it is full.
+        full_keys: from so many keys on a bucket takes no more.
+        full_age: a full bucket may still be named by operations under way for so long.
         every: between two passes.
         deadline: of one pass.
         timeout: of one call.
@@ -43,6 +45,8 @@ class PressureConfig:
     max_finished: int = 200_000
     pressure: float = 0.70
     min_age: float = 120.0
+    full_keys: int = 5_000
+    full_age: float = 15.0
     every: float = 30.0
     deadline: float = 30.0
     timeout: float = 5.0
@@ -152,14 +156,18 @@ class RetentionPressure:
         return found
 
     def _too_many(self, buckets: Sequence[StoredBucket], *, pressed: bool) -> list[StoredBucket]:
-        closed_before = self._clock.now_ms() - round(self._config.min_age * 1000)
+        now_ms = self._clock.now_ms()
         excess = sum(bucket.keys for bucket in buckets) - self._config.max_finished
         dropped: list[StoredBucket] = []
         for bucket in buckets:
-            if bucket.opened_ms > closed_before or (excess <= 0 and not (pressed and not dropped)):
+            if excess <= 0 and not (pressed and not dropped):
                 break
-            dropped.append(bucket)
-            excess -= bucket.keys
+            # At full speed a minute's jobs are more than may be kept: a full bucket is as good as an old one.
+            full = bucket.keys >= self._config.full_keys
+            closed_after = self._config.full_age if full else self._config.min_age
+            if bucket.opened_ms <= now_ms - round(closed_after * 1000):
+                dropped.append(bucket)
+                excess -= bucket.keys
         return dropped
 
     async def _drop(self, bucket: StoredBucket) -> None:

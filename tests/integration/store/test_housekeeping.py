@@ -72,6 +72,17 @@ async def test_too_many_finished_jobs_lose_their_oldest_bucket(make_harness: Har
             harness.clock,
             config,
         )
+        young = RetentionPressure(
+            harness.store.client,
+            harness.store.space,
+            harness.store.gauge,
+            harness.store.set_aside,
+            harness.clock,
+            PressureConfig(max_finished=1, full_keys=4, full_age=-1),
+        )
+        assert (await young.enforce_retention_once(dry_run=True)).dropped_keys == 8, (
+            "full ones, however young"
+        )
         planned = await pressure.enforce_retention_once(dry_run=True)
         assert planned.dropped_keys == 4
         done = await pressure.enforce_retention_once()
