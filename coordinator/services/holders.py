@@ -128,6 +128,12 @@ class Holders:
         self._held[key] = _Held(claim, stored)
         self._of_session[namespace, claim.session].add(job_id)
 
+    def recorded(self, namespace: str, job_id: str, claim: Claim, stored: Stored) -> None:
+        """The record that a claim wrote, if that claim still stands and nothing newer is known."""
+        held = self._held.get((namespace, job_id))
+        if held is not None and held.stored is None and held.claim.token == claim.token:
+            held.stored = stored
+
     def rewritten(self, namespace: str, job_id: str, stored: Stored) -> None:
         """The record of a running job was written again (asked to stop)."""
         held = self._held.get((namespace, job_id))

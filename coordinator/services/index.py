@@ -132,8 +132,9 @@ class Index:
             claim = commit.claim
             if claim is not None and self._passed[after.job.namespace, "claim"] < revision:
                 self._holders.claimed(after.job.namespace, after.job.job_id, claim, after)
-            elif claim is not None and self._holders.running(after.job.namespace, after.job.job_id) is None:
-                self._attach(after, claim)
+            elif claim is not None:
+                # The watch brought the claim first, without its record; and perhaps its end as well.
+                self._holders.recorded(after.job.namespace, after.job.job_id, claim, after)
         for write in operation.writes:
             where = write.where
             if where.slot is not _READY:
@@ -152,10 +153,6 @@ class Index:
             else:
                 self._own_deletes[where.queue + "/" + where.type, where.rank, where.job_id] = revision
                 self._window(pair).delete(where.rank, where.job_id, revision)
-
-    def _attach(self, stored: Stored, claim: Claim) -> None:
-        """The watch brought the claim first, without its record."""
-        self._holders.claimed(stored.job.namespace, stored.job.job_id, claim, stored)
 
     def _own_end(self, operation: Operation, commit: Commit) -> None:
         before, after = operation.before, commit.stored

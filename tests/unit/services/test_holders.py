@@ -8,6 +8,7 @@ import pytest
 
 from coordinator.core.fencing import make_token
 from coordinator.core.job import Claim, Progress
+from coordinator.ports import Stored
 from coordinator.services.api import Beat, HeldClaim
 from coordinator.services.holders import Holders, Suspect
 from tests.support.builders import a_claim, a_job, a_session
@@ -162,3 +163,16 @@ def test_progress_of_the_last_beat_is_remembered(holders: Holders) -> None:
     progress = Progress(ratio=0.5, note="half")
     holders.beaten(NS, beat(1, held(10, 1, progress), sent_ms=0), ttl_ms=9_000, now=0.0, now_ms=5)
     assert holders.progress(NS, "j1") == progress
+
+
+def test_the_record_of_a_claim_that_has_ended_brings_it_back_for_nobody(holders: Holders) -> None:
+    """The watch may tell of claim and end before our own commit is answered."""
+    stored = Stored(a_job(), 10)
+    holders.claimed(NS, "j1", claim_at(10), None)
+    holders.claim_deleted(NS, "j1", 20)
+    holders.recorded(NS, "j1", claim_at(10), stored)
+    assert holders.running(NS, "j1") is None
+    assert holders.held_by(NS, S) == 0
+    holders.claimed(NS, "j1", claim_at(30), None)
+    holders.recorded(NS, "j1", claim_at(30), stored)
+    assert holders.running(NS, "j1") == (stored, claim_at(30))

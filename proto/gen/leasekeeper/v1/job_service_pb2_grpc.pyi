@@ -21,8 +21,9 @@ class JobServiceStub:
     """Submits jobs and looks after them.
 
     Every method answers INVALID_ARGUMENT (VALIDATION_FAILED, with the fields) for malformed input, UNAVAILABLE
-    (ETCD_UNAVAILABLE, NOT_READY, DRAINING) where nothing was done, and UNAUTHENTICATED or PERMISSION_DENIED where access
-    control is on. Every mutation may answer UNAVAILABLE (OUTCOME_UNKNOWN): repeat it with the same request_id.
+    (ETCD_UNAVAILABLE, NOT_READY, DRAINING) where nothing was done, RESOURCE_EXHAUSTED (TOO_MANY_REQUESTS; nothing was
+    done) under overload, and UNAUTHENTICATED or PERMISSION_DENIED where access control is on. Answers with a delay carry
+    `google.rpc.RetryInfo`. Every mutation may answer UNAVAILABLE (OUTCOME_UNKNOWN): repeat it with the same request_id.
     An empty namespace is "default".
     """
 
@@ -117,8 +118,9 @@ class JobServiceAsyncStub:
     """Submits jobs and looks after them.
 
     Every method answers INVALID_ARGUMENT (VALIDATION_FAILED, with the fields) for malformed input, UNAVAILABLE
-    (ETCD_UNAVAILABLE, NOT_READY, DRAINING) where nothing was done, and UNAUTHENTICATED or PERMISSION_DENIED where access
-    control is on. Every mutation may answer UNAVAILABLE (OUTCOME_UNKNOWN): repeat it with the same request_id.
+    (ETCD_UNAVAILABLE, NOT_READY, DRAINING) where nothing was done, RESOURCE_EXHAUSTED (TOO_MANY_REQUESTS; nothing was
+    done) under overload, and UNAUTHENTICATED or PERMISSION_DENIED where access control is on. Answers with a delay carry
+    `google.rpc.RetryInfo`. Every mutation may answer UNAVAILABLE (OUTCOME_UNKNOWN): repeat it with the same request_id.
     An empty namespace is "default".
     """
 
@@ -212,8 +214,9 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
     """Submits jobs and looks after them.
 
     Every method answers INVALID_ARGUMENT (VALIDATION_FAILED, with the fields) for malformed input, UNAVAILABLE
-    (ETCD_UNAVAILABLE, NOT_READY, DRAINING) where nothing was done, and UNAUTHENTICATED or PERMISSION_DENIED where access
-    control is on. Every mutation may answer UNAVAILABLE (OUTCOME_UNKNOWN): repeat it with the same request_id.
+    (ETCD_UNAVAILABLE, NOT_READY, DRAINING) where nothing was done, RESOURCE_EXHAUSTED (TOO_MANY_REQUESTS; nothing was
+    done) under overload, and UNAUTHENTICATED or PERMISSION_DENIED where access control is on. Answers with a delay carry
+    `google.rpc.RetryInfo`. Every mutation may answer UNAVAILABLE (OUTCOME_UNKNOWN): repeat it with the same request_id.
     An empty namespace is "default".
     """
 

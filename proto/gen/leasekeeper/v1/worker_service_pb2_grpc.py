@@ -30,7 +30,8 @@ class WorkerServiceStub(object):
 
     Every method answers INVALID_ARGUMENT (VALIDATION_FAILED, with the fields) for malformed input, UNAVAILABLE
     (ETCD_UNAVAILABLE, NOT_READY, DRAINING) where nothing was done, UNAVAILABLE (OUTCOME_UNKNOWN) where it may have been
-    done, and UNAUTHENTICATED or PERMISSION_DENIED where access control is on.
+    done, RESOURCE_EXHAUSTED (TOO_MANY_REQUESTS; nothing was done) under overload, and UNAUTHENTICATED or
+    PERMISSION_DENIED where access control is on. Answers with a delay carry `google.rpc.RetryInfo`.
     A fencing token that is 0 or absent is INVALID_ARGUMENT and never means "any". A token above everything that etcd has
     reached is FAILED_PRECONDITION: EPOCH_REGRESSED.
     """
@@ -98,7 +99,8 @@ class WorkerServiceServicer(object):
 
     Every method answers INVALID_ARGUMENT (VALIDATION_FAILED, with the fields) for malformed input, UNAVAILABLE
     (ETCD_UNAVAILABLE, NOT_READY, DRAINING) where nothing was done, UNAVAILABLE (OUTCOME_UNKNOWN) where it may have been
-    done, and UNAUTHENTICATED or PERMISSION_DENIED where access control is on.
+    done, RESOURCE_EXHAUSTED (TOO_MANY_REQUESTS; nothing was done) under overload, and UNAUTHENTICATED or
+    PERMISSION_DENIED where access control is on. Answers with a delay carry `google.rpc.RetryInfo`.
     A fencing token that is 0 or absent is INVALID_ARGUMENT and never means "any". A token above everything that etcd has
     reached is FAILED_PRECONDITION: EPOCH_REGRESSED.
     """
@@ -261,7 +263,8 @@ class WorkerService(object):
 
     Every method answers INVALID_ARGUMENT (VALIDATION_FAILED, with the fields) for malformed input, UNAVAILABLE
     (ETCD_UNAVAILABLE, NOT_READY, DRAINING) where nothing was done, UNAVAILABLE (OUTCOME_UNKNOWN) where it may have been
-    done, and UNAUTHENTICATED or PERMISSION_DENIED where access control is on.
+    done, RESOURCE_EXHAUSTED (TOO_MANY_REQUESTS; nothing was done) under overload, and UNAUTHENTICATED or
+    PERMISSION_DENIED where access control is on. Answers with a delay carry `google.rpc.RetryInfo`.
     A fencing token that is 0 or absent is INVALID_ARGUMENT and never means "any". A token above everything that etcd has
     reached is FAILED_PRECONDITION: EPOCH_REGRESSED.
     """
