@@ -475,4 +475,4 @@ class StorageGauge(Protocol):
 
     @property
     def accepts_submissions(self) -> bool:
-        """False from 80 % of the quota in use or 95 % allocated (design, section 10)."""
+        """False from 80 % of the quota in use or 95 % allocated."""

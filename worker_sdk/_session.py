@@ -89,6 +89,7 @@ class Session:
         self._close_timeout = connection.timeouts.close
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Future[None] | None = None
+        self._thread: threading.Thread | None = None
         self._turns_seen = (-1, 0.0)
         self._stall_told = False
 
@@ -98,7 +99,8 @@ class Session:
         """Start the thread; the listener hears of the session once it is open."""
         self._loop = asyncio.get_running_loop()
         self._ended = self._loop.create_future()
-        threading.Thread(target=self._run, name="leasekeeper-beats", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="leasekeeper-beats", daemon=True)
+        self._thread.start()
 
     def hurry(self) -> None:
         """Beat at once: a claim waits to be covered, or the session may be gone. From any thread."""
@@ -125,6 +127,10 @@ class Session:
                 await self._ended
         except TimeoutError:
             _log.error("the beat thread did not end within %.1f s; it is left behind", limit)
+        else:
+            # Telling us was the last thing that it did.
+            assert self._thread is not None
+            self._thread.join(_JOIN_GRACE)
 
     # In the thread.
 

@@ -1,4 +1,4 @@
-"""Which versions of etcd a coordinator starts on (design, section 10).
+"""Which versions of etcd a coordinator starts on.
 
 A keepalive of an older etcd may be answered with success for a lease that is already revoked. Promise P8,
 that a holder learns of an expiry in time, does not hold there, so such versions need a word from the

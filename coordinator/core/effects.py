@@ -1,6 +1,6 @@
 """Every key write that follows from a transition. One pure function; no operation lists its writes by hand.
 
-A key's presence is a function of the record alone (design, section 4.1), so the writes are the difference
+A key's presence is a function of the record alone (docs/keys.md), so the writes are the difference
 between the keys of ``before`` and the keys of ``after``. Keys whose value is a copy of the record are put
 again with every change, so that they share its revision.
 """

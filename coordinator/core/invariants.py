@@ -16,7 +16,7 @@ __all__ = ["check_history", "check_job", "check_keys"]
 
 
 def check_job(job: Job, claim: Claim | None) -> list[str]:
-    """Violations of a job beside its claim, read at one revision (design: P1)."""
+    """Violations of a job beside its claim, read at one revision (docs/guarantees.md, P1)."""
     bad: list[str] = []
     name = f"{job.namespace}/{job.job_id}"
     running = [attempt for attempt in job.attempts if attempt.outcome is AttemptOutcome.RUNNING]

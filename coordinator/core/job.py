@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 ATTEMPTS_KEPT: Final = 8
-"""Attempts that a record remembers; a settlement of an older one can no longer be replayed (design: P2)."""
+"""Attempts that a record remembers; settlements of older ones are not replayed (docs/guarantees.md, P2)."""
 
 INLINE_RESULT_BYTES: Final = 1024
 """Larger results lie under a key of their own, so that transitions and listings stay small."""
@@ -159,7 +159,7 @@ class Job:
     """A job as its record says. Replaced, never mutated.
 
     ``hold_ms`` is set on a job that was taken away from a live session: whoever makes it claimable again must
-    itself have seen it waiting that long, so that the holder hears of it first (design: P8).
+    itself have seen it waiting that long, so that the holder hears of it first (docs/guarantees.md, P8).
     """
 
     namespace: str

@@ -34,7 +34,7 @@ __all__ = ["TRANSITIONS", "Decision", "Guard", "Outcome", "Refusal", "Replay", "
 
 
 class Guard(Enum):
-    """What the Txn of a decision compares (design, section 4.2)."""
+    """What the Txn of a decision compares (docs/keys.md)."""
 
     ABSENT = "state and unique key absent"
     READY = "ready and state as indexed, claim absent, session's witness on its lease"

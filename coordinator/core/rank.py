@@ -14,7 +14,7 @@ __all__ = ["DEFAULT_PRIORITY", "TARGET_WAIT_MS", "Rank", "rank"]
 DEFAULT_PRIORITY: Final = 3
 
 TARGET_WAIT_MS: Final[tuple[int, ...]] = (1_000, 10_000, 60_000, 600_000, 3_600_000)
-"""Target wait of priorities 1 to 5, milliseconds (design, section 4.1)."""
+"""Target wait of priorities 1 to 5, milliseconds."""
 
 
 class Rank(NamedTuple):

@@ -15,6 +15,7 @@ from pathlib import Path
 __all__ = ["ChildProcess", "ChildStartError", "PortTaken", "free_ports", "listens_on"]
 
 _POLL_SECONDS = 0.02
+_PAUSE_TIMEOUT = 5.0
 _LISTEN_STATE = "0A"  # TCP_LISTEN in the "st" column of /proc/net/tcp
 
 
@@ -199,9 +200,29 @@ class ChildProcess:
         return code
 
     def pause(self) -> None:
-        """Freeze the process (SIGSTOP): its sockets stay open, nothing answers."""
+        """Freeze the process (SIGSTOP): its sockets stay open, nothing answers. Returns once it stands still.
+
+        Raises:
+            TimeoutError: it went on for ``_PAUSE_TIMEOUT``.
+        """
         os.kill(self.pid, signal.SIGSTOP)
         self._paused = True
+        # The signal is delivered to one thread after the other; until then some may still answer.
+        deadline = time.monotonic() + _PAUSE_TIMEOUT
+        while not self._stopped():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"process {self.pid} goes on after SIGSTOP")
+            time.sleep(0.001)
+
+    def _stopped(self) -> bool:
+        for task in Path(f"/proc/{self.pid}/task").iterdir():
+            try:
+                stat = (task / "stat").read_text()
+            except (FileNotFoundError, ProcessLookupError):
+                continue  # that thread has ended
+            if stat.rpartition(")")[2].split()[0] not in ("T", "Z"):
+                return False
+        return True
 
     def resume(self) -> None:
         """Continue a frozen process; no effect on one that is not."""

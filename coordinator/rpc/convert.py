@@ -10,7 +10,7 @@ from __future__ import annotations
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from coordinator.core.job import Attempt, Claim, Job, JobState, Progress
+from coordinator.core.job import Attempt, AttemptOutcome, Claim, Job, JobState, Progress
 from coordinator.core.rank import DEFAULT_PRIORITY
 from coordinator.core.retry import RetryPolicy
 from coordinator.errors import RequestError
@@ -231,8 +231,12 @@ def _failure(attempt: Attempt) -> types.Failure | None:
     return types.Failure(type=attempt.failure_type, message=attempt.failure_message)
 
 
+_FAILED = frozenset({AttemptOutcome.FAILED, AttemptOutcome.TIMED_OUT})
+
+
 def _last_failure(job: Job) -> types.Failure | None:
-    return next((failure for attempt in reversed(job.attempts) if (failure := _failure(attempt))), None)
+    """Of the last attempt that failed; what was given back or lost has a reason, and is no failure."""
+    return next((_failure(attempt) for attempt in reversed(job.attempts) if attempt.outcome in _FAILED), None)
 
 
 def _attempt(attempt: Attempt, claim: Claim | None) -> types.Attempt:

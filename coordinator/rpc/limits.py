@@ -1,6 +1,6 @@
 """The limits that callers meet, in one place; docs and error texts quote them from here.
 
-Sizes are bytes, spans milliseconds. Their reasons stand in the design, sections 4.3 and 10.
+Sizes are bytes, spans milliseconds.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Judge a presented token against the present of the store, before anything else is done with it.
 
-Three notices of a store that was set back exist (design, section 4.4). Two make this process stop granting
+Three notices of a store that was set back exist (docs/guarantees.md). Two make this process stop granting
 and settling; the third is here: a token above the present can only come from a future that the store has
 lost.
 """

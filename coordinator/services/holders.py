@@ -216,7 +216,7 @@ class Holders:
         """Take in a confirmed beat; answers the claims that it speaks against, each once.
 
         A span counts only if it has passed on this clock and between the beats' send times, so that beats
-        read late harm nobody and a worker's clock can only delay (design, section 5).
+        read late harm nobody and a worker's clock can only delay.
         """
         listed = {held.job_id: held for held in beat.claims}
         overdue: list[Overdue] = []

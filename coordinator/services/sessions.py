@@ -51,12 +51,12 @@ class SessionConfig:
 
 
 def interval_ms(ttl_ms: int, longest_ms: int = 5_000) -> int:
-    """How often to beat: a third of the granted TTL, at most ``longest_ms`` (design, section 10)."""
+    """How often to beat: a third of the granted TTL, at most ``longest_ms``."""
     return min(ttl_ms // 3, longest_ms)
 
 
 def margin_ms(ttl_ms: int) -> int:
-    """What a holder keeps clear of the TTL for clock drift and its own pauses (design, section 5)."""
+    """What a holder keeps clear of the TTL for clock drift and its own pauses."""
     return max(1_000, ttl_ms // 5)
 
 

@@ -50,7 +50,8 @@ async def test_001_a_claim_whose_reply_never_came_is_claimed_again_as_the_same_a
         worker = Worker(connection(proxy.endpoint), queues={"q": 1}, config=WorkerConfig(session_ttl=10))
         runs = counting(worker)
         async with working(worker):
-            await eventually(lambda: worker.health().oldest_poll is not None)
+            # Old enough to have reached the coordinator: through half a line it could not connect.
+            await eventually(lambda: (worker.health().oldest_poll or 0.0) > 0.5)
             proxy.set_mode(ProxyMode.HALF_DROP)
             await client.submit(JobSpec(queue="q", type="t", job_id="j"))
 

@@ -298,7 +298,7 @@ async def test_claim_by_id_says_why_not(job_id: str, reason: Reason) -> None:
 
 
 async def test_the_comparison_finds_a_job_that_the_index_lost() -> None:
-    """A lost entry raises no error anywhere: the job just waits (speed-facts, section 8)."""
+    """A lost entry raises no error anywhere: the job just waits."""
     c = await bench_with()
     await c.submit("a", "b")
     window = c.index.window((NS, "q", "t"))

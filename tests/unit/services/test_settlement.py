@@ -1,4 +1,4 @@
-"""Settlement: fenced by the token, replayed when repeated (design: P2; fault cases 043, 045, 073)."""
+"""Settlement: fenced by the token, replayed when repeated (promise P2; fault cases 043, 045, 073)."""
 
 from __future__ import annotations
 
