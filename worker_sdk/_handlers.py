@@ -62,11 +62,6 @@ class HandlerTable:
         """Return the handler of a type."""
         return self._handlers.get(type)
 
-    @property
-    def any_in_thread(self) -> bool:
-        """Whether a handler needs a thread."""
-        return any(handler.in_thread for handler in self._handlers.values())
-
     def wanted(self, queues: Sequence[str]) -> tuple[QueueTypes, ...]:
         """Return what to ask for in *queues*.
 

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.core.commands import FallDue
-from coordinator.core.effects import effects
 from coordinator.core.job import JobState
 from coordinator.core.machine import Decision, decide
 from coordinator.core.rendezvous import preferred
@@ -27,7 +26,7 @@ from coordinator.ports import (
     Operation,
     Snapshot,
 )
-from coordinator.services.commits import commit_each
+from coordinator.services.commits import commit_each, operation_of
 
 __all__ = ["DueConfig", "DueCounts", "DuePass"]
 
@@ -211,13 +210,7 @@ class DuePass:
         hold_ms = max(due.hold_ms, job.hold_ms)
         if outcome.job.state is JobState.PENDING and hold_ms and not self._waited(namespace, due, hold_ms):
             return None
-        return Operation(
-            guard=outcome.guard,
-            before=found.stored,
-            after=outcome.job,
-            writes=effects(job, outcome.job),
-            deadline=deadline,
-        )
+        return operation_of(found.stored, outcome, deadline)
 
     def _waited(self, namespace: str, due: Due, hold_ms: int) -> bool:
         since = self._first_sight((namespace, due.job_id, due.ms))

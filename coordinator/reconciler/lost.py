@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from coordinator.core.commands import Lose
-from coordinator.core.effects import effects
 from coordinator.core.fencing import make_token
 from coordinator.core.job import Job, JobState
 from coordinator.core.machine import Decision, decide
@@ -30,7 +29,7 @@ from coordinator.ports import (
     Present,
     Snapshot,
 )
-from coordinator.services.commits import commit_each
+from coordinator.services.commits import commit_each, operation_of
 from coordinator.services.holders import Suspect
 from coordinator.services.waiting import wait_event
 
@@ -245,13 +244,7 @@ class LostPass:
         )
         if not isinstance(outcome, Decision):
             return None
-        return Operation(
-            guard=outcome.guard,
-            before=found.stored,
-            after=outcome.job,
-            writes=effects(job, outcome.job),
-            deadline=deadline,
-        )
+        return operation_of(found.stored, outcome, deadline)
 
     def _token(self, suspect: Suspect, job: Job, revision: int) -> int:
         """The lost claim's token: as the record says, if it was written again since the claim; as the watch

@@ -13,11 +13,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from coordinator.core.commands import TakeAway, Taken
-from coordinator.core.effects import effects
 from coordinator.core.machine import Decision, decide
 from coordinator.errors import LeasekeeperError
 from coordinator.ports import Clock, Entropy, JobStore, Operation, Snapshot
-from coordinator.services.commits import commit_each
+from coordinator.services.commits import commit_each, operation_of
 from coordinator.services.holders import Overdue
 
 __all__ = ["TakeAwayCounts", "TakeAwayPass"]
@@ -125,11 +124,4 @@ class TakeAwayPass:
         outcome = decide(found.stored.job, found.claim, command, self._clock.now_ms())
         if not isinstance(outcome, Decision):
             return None
-        return Operation(
-            guard=outcome.guard,
-            before=found.stored,
-            after=outcome.job,
-            writes=effects(found.stored.job, outcome.job),
-            deadline=deadline,
-            token=one.token,
-        )
+        return operation_of(found.stored, outcome, deadline, token=one.token)

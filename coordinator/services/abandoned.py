@@ -11,11 +11,11 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from coordinator.core.commands import Release
-from coordinator.core.effects import effects
 from coordinator.core.job import Claim
 from coordinator.core.machine import Decision, decide
 from coordinator.errors import LeasekeeperError
-from coordinator.ports import Clock, Commit, JobStore, Operation, Stored
+from coordinator.ports import Clock, Commit, JobStore, Stored
+from coordinator.services.commits import operation_of
 from coordinator.services.waiters import Pair
 from coordinator.services.window import Entry, Window
 
@@ -50,7 +50,6 @@ class Abandoned:
 
     def later(
         self,
-        namespace: str,
         pending: asyncio.Future[list[Commit | LeasekeeperError]],
         proposed: Sequence[tuple[Window, Entry]],
     ) -> None:
@@ -93,14 +92,8 @@ class Abandoned:
         outcome = decide(stored.job, claim, Release(token=claim.token, digest=_DIGEST), self._clock.now_ms())
         if not isinstance(outcome, Decision):
             return
-        operation = Operation(
-            guard=outcome.guard,
-            before=stored,
-            after=outcome.job,
-            writes=effects(stored.job, outcome.job),
-            deadline=self._clock.monotonic() + self._timeout,
-            token=claim.token,
-        )
+        deadline = self._clock.monotonic() + self._timeout
+        operation = operation_of(stored, outcome, deadline, token=claim.token)
         try:
             commit = await self._jobs.commit(operation)
         except LeasekeeperError as error:

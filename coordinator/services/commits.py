@@ -1,13 +1,46 @@
-"""Await many commits together, without a task per job."""
+"""From decisions to commits: make the operation of a decision, and await many together."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from coordinator.core.effects import effects
+from coordinator.core.job import Claim
+from coordinator.core.machine import Decision
 from coordinator.errors import LeasekeeperError
-from coordinator.ports import Commit, JobStore, Operation, PendingCommit
+from coordinator.ports import Commit, JobStore, Operation, PendingCommit, Spec, Stored
 
-__all__ = ["commit_each"]
+__all__ = ["commit_each", "operation_of"]
+
+
+def operation_of(
+    before: Stored | None,
+    decision: Decision,
+    deadline: float,
+    *,
+    token: int = 0,
+    claim: Claim | None = None,
+    spec: Spec | None = None,
+    cancelled_by: str = "",
+    want_spec: bool = False,
+    want_checkpoint: bool = False,
+) -> Operation:
+    """The operation that commits ``decision``, which was based on ``before``. See ``ports.Operation``."""
+    big = decision.big_result
+    return Operation(
+        guard=decision.guard,
+        before=before,
+        after=decision.job,
+        writes=effects(None if before is None else before.job, decision.job, big_result=bool(big)),
+        deadline=deadline,
+        token=token,
+        claim=claim,
+        spec=spec,
+        big_result=big,
+        cancelled_by=cancelled_by,
+        want_spec=want_spec,
+        want_checkpoint=want_checkpoint,
+    )
 
 
 async def commit_each(store: JobStore, operations: Sequence[Operation]) -> list[Commit | LeasekeeperError]:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from coordinator.core.commands import ClaimIt
-from coordinator.core.effects import effects
 from coordinator.core.job import Claim, Job
 from coordinator.core.machine import Decision, Refusal, decide
 from coordinator.errors import LeasekeeperError, Reason, RequestError, StorageError
@@ -34,7 +33,7 @@ from coordinator.ports import (
 from coordinator.services.abandoned import Abandoned
 from coordinator.services.api import ClaimedJob, ClaimQuery
 from coordinator.services.arrivals import Arrivals
-from coordinator.services.commits import commit_each
+from coordinator.services.commits import commit_each, operation_of
 from coordinator.services.digests import claim_nonce
 from coordinator.services.fencing import check_present
 from coordinator.services.holders import Holders
@@ -230,7 +229,6 @@ class Dispatch:
         raise RequestError(Reason.TOO_MANY_REQUESTS, "the job changes hands too fast", retry_after_ms=100)
 
     # -- one round
-    # --------------------------------------------------------------------------------------------------
 
     def _propose(
         self, namespace: str, query: ClaimQuery, pairs: tuple[Pair, ...], nonce: bytes, deadline: float
@@ -252,12 +250,13 @@ class Dispatch:
             if proposals and size > self._config.reply_bytes:
                 break
             window.take(entry)
-            operation = self._operation(entry, query.session_id, nonce, now_ms, commit_by)
-            if operation is None:
+            claim = _claim(job, query.session_id, nonce, now_ms)
+            outcome = decide(job, None, ClaimIt(claim=claim), now_ms)
+            if not isinstance(outcome, Decision):
                 window.drop(entry)
                 self._expired(namespace, job.job_id)
                 continue
-            proposals.append(_Proposal(window, entry, operation))
+            proposals.append(_Proposal(window, entry, _operation(entry, outcome, claim, commit_by)))
         return proposals
 
     def _candidates(self, pairs: tuple[Pair, ...], wanted: int, now: float) -> list[tuple[Window, Entry]]:
@@ -288,25 +287,6 @@ class Dispatch:
             ours.extend(sorted(old[:short], key=lambda candidate: candidate[1].key))
         return ours
 
-    def _operation(
-        self, entry: Entry, session_id: str, nonce: bytes, now_ms: int, commit_by: float
-    ) -> Operation | None:
-        job = entry.stored.job
-        claim = _claim(job, session_id, nonce, now_ms)
-        outcome = decide(job, None, ClaimIt(claim=claim), now_ms)
-        if not isinstance(outcome, Decision):
-            return None
-        return Operation(
-            guard=outcome.guard,
-            before=entry.stored,
-            after=outcome.job,
-            writes=effects(job, outcome.job),
-            deadline=commit_by,
-            claim=claim,
-            want_spec=entry.spec is None,
-            want_checkpoint=job.attempt > 0,
-        )
-
     async def _commit(
         self, namespace: str, session_id: str, nonce: bytes, proposals: list[_Proposal]
     ) -> list[ClaimedJob]:
@@ -315,7 +295,7 @@ class Dispatch:
             results = await asyncio.shield(pending)
         except asyncio.CancelledError:
             # The caller is gone, the commits are not: whatever they win goes back at once.
-            self._abandoned.later(namespace, pending, [(p.window, p.entry) for p in proposals])
+            self._abandoned.later(pending, [(p.window, p.entry) for p in proposals])
             raise
         claimed: list[ClaimedJob] = []
         failure: RequestError | None = None
@@ -384,7 +364,8 @@ class Dispatch:
     ) -> ClaimedJob | RequestError | None:
         """Claim this very job: the claim, why not, or None for «look again»."""
         job, now_ms = stored.job, self._clock.now_ms()
-        outcome = decide(job, held, ClaimIt(claim=_claim(job, session_id, nonce, now_ms)), now_ms)
+        claim = _claim(job, session_id, nonce, now_ms)
+        outcome = decide(job, held, ClaimIt(claim=claim), now_ms)
         if isinstance(outcome, Refusal):
             metadata = dict(outcome.metadata)
             retry_ms: int | None = None
@@ -394,20 +375,19 @@ class Dispatch:
             elif outcome.reason is Reason.NOT_CLAIMABLE:
                 retry_ms = max(1, job.ready_ms - now_ms)
             return RequestError(outcome.reason, outcome.message, metadata=metadata, retry_after_ms=retry_ms)
-        window = self._index.window((namespace, job.terms.queue, job.terms.type)) or Window(1, complete=True)
-        entry = Entry(stored, None, 0.0)
-        commit_by = min(deadline, self._clock.monotonic() + self._config.commit_timeout)
-        operation = self._operation(entry, session_id, nonce, now_ms, commit_by)
-        if operation is None:
+        if not isinstance(outcome, Decision):
             self._expired(namespace, job.job_id)
             return RequestError(
                 Reason.NOT_CLAIMABLE, "its time in the queue is over", metadata={"job_id": job.job_id}
             )
-        claimed = await self._commit(namespace, session_id, nonce, [_Proposal(window, entry, operation)])
+        window = self._index.window((namespace, job.terms.queue, job.terms.type)) or Window(1, complete=True)
+        entry = Entry(stored, None, 0.0)
+        commit_by = min(deadline, self._clock.monotonic() + self._config.commit_timeout)
+        proposal = _Proposal(window, entry, _operation(entry, outcome, claim, commit_by))
+        claimed = await self._commit(namespace, session_id, nonce, [proposal])
         return claimed[0] if claimed else None
 
     # -- around it
-    # --------------------------------------------------------------------------------------------------
 
     async def _admit(self, namespace: str, deadline: float) -> None:
         if self._draining:
@@ -450,6 +430,17 @@ def _claim(job: Job, session_id: str, nonce: bytes, now_ms: int) -> Claim:
         type=terms.type,
         run_timeout_ms=run,
         heartbeat_timeout_ms=terms.heartbeat_timeout_ms,
+    )
+
+
+def _operation(entry: Entry, decision: Decision, claim: Claim, commit_by: float) -> Operation:
+    return operation_of(
+        entry.stored,
+        decision,
+        commit_by,
+        claim=claim,
+        want_spec=entry.spec is None,
+        want_checkpoint=entry.stored.job.attempt > 0,
     )
 
 

@@ -80,7 +80,6 @@ class Holders:
         self._closed_holding: OrderedDict[tuple[str, str], None] = OrderedDict()
 
     # -- what settlement and queries ask
-    # ---------------------------------------------------------------------------
 
     def running(self, namespace: str, job_id: str) -> tuple[Stored, Claim] | None:
         """Record and claim of a job that this coordinator claimed or wrote last, if it seems to be
@@ -113,7 +112,6 @@ class Holders:
         return len(self._of_session.get((namespace, session_id), ()))
 
     # -- what commits and the watch tell
-    # ----------------------------------------------------------------------------
 
     def claimed(self, namespace: str, job_id: str, claim: Claim, stored: Stored | None) -> None:
         """A claim stands. An older one than is known changes nothing."""
@@ -210,7 +208,6 @@ class Holders:
                 self._suspect(Suspect(namespace, job_id, held.claim.session, held.claim.token))
 
     # -- what beats tell
-    # --------------------------------------------------------------------------------------------
 
     def beaten(self, namespace: str, beat: Beat, *, ttl_ms: int, now: float, now_ms: int) -> list[Overdue]:
         """Take in a confirmed beat; answers the claims that it speaks against, each once.

@@ -63,7 +63,6 @@ class Index:
         sessions: the store of sessions, for lists.
         holders: what is known of claims.
         arrived: called with (pair, job id) for each job that begins to wait and is in a window.
-        cancelled: called with (namespace, job id) when a running job is asked to stop.
     """
 
     def __init__(
@@ -75,7 +74,6 @@ class Index:
         config: IndexConfig,
         *,
         arrived: Callable[[Pair, str], None],
-        cancelled: Callable[[str, str], None] = lambda namespace, job_id: None,
     ) -> None:
         self._jobs = jobs
         self._session_store = sessions
@@ -83,7 +81,6 @@ class Index:
         self._clock = clock
         self._config = config
         self._arrived = arrived
-        self._cancelled = cancelled
         self._windows: dict[Pair, Window] = {}
         self._passed: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._own_deletes: dict[tuple[str, Rank, str], int] = {}
@@ -94,10 +91,8 @@ class Index:
         self._hungry: set[Pair] = set()
         self._wake = asyncio.Event()
         self.repaired = 0
-        self.undelivered_refills = 0
 
     # -- asked by dispatch
-    # ------------------------------------------------------------------------------------------
 
     def window(self, pair: Pair) -> Window | None:
         """The window of a (namespace, queue, type), if it ever had a job."""
@@ -121,7 +116,6 @@ class Index:
         return namespace in self._listed and self._fresh.get(namespace, False)
 
     # -- CommitObserver
-    # ---------------------------------------------------------------------------------------------
 
     def applied(self, operation: Operation, commit: Commit) -> None:
         """Take in an own commit."""
@@ -164,7 +158,6 @@ class Index:
             self._holders.ended(job.namespace, job.job_id, operation.token)
 
     # -- Changes
-    # ----------------------------------------------------------------------------------------------------
 
     async def relist(self, namespace: str, revision: int) -> None:
         """List types, first stretches, claims and sessions of a namespace."""
@@ -224,7 +217,6 @@ class Index:
     def cancel_put(self, namespace: str, job_id: str, revision: int) -> None:
         """A running job is asked to stop."""
         self._holders.forget(namespace, job_id)
-        self._cancelled(namespace, job_id)
 
     def passed(self, namespace: str, kind: str, revision: int) -> None:
         """The watch of ``kind`` has come to ``revision``."""
@@ -239,7 +231,6 @@ class Index:
         self._fresh[namespace] = fresh
 
     # -- background
-    # -------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Refill hungry windows, and compare with the store from time to time, until cancelled."""

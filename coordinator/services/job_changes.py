@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordinator.core.commands import Cancel, Command, Delete, Update
-from coordinator.core.effects import effects
 from coordinator.core.job import Claim
 from coordinator.core.machine import Decision, Refusal, Unchanged, decide
 from coordinator.errors import CodecError, Reason, RequestError, StorageError
 from coordinator.ports import Clock, Commit, JobStore, Operation, Stored
 from coordinator.services.api import JobView
+from coordinator.services.commits import operation_of
 from coordinator.services.queries import Beats, not_found, view_of
 from coordinator.services.storage_errors import RETRY_MS, refused
 
@@ -138,14 +138,7 @@ class JobChanges:
         if isinstance(outcome, Refusal):
             raise RequestError(outcome.reason, outcome.message, metadata=outcome.metadata)
         assert isinstance(outcome, Decision), "these commands settle nothing, so nothing is replayed"
-        return Operation(
-            guard=outcome.guard,
-            before=stored,
-            after=outcome.job,
-            writes=effects(stored.job, outcome.job),
-            deadline=deadline,
-            cancelled_by=change.who,
-        )
+        return operation_of(stored, outcome, deadline, cancelled_by=change.who)
 
     async def _read(self, change: _Change, deadline: float) -> tuple[Stored | None, Claim | None]:
         try:

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from coordinator.core.commands import Release
-from coordinator.core.effects import effects
 from coordinator.core.job import Claim
 from coordinator.core.machine import Decision, decide
 from coordinator.errors import (
@@ -32,7 +31,7 @@ from coordinator.ports import (
     Snapshot,
 )
 from coordinator.services.api import Authority, Beat, BeatReply, HeldClaim, NewSession, OpenedSession, Verdict
-from coordinator.services.commits import commit_each
+from coordinator.services.commits import commit_each, operation_of
 from coordinator.services.digests import made_session_id, session_digest
 from coordinator.services.holders import Holders, Overdue
 from coordinator.services.storage_errors import refused
@@ -42,11 +41,10 @@ __all__ = ["SessionConfig", "Sessions", "interval_ms", "margin_ms"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionConfig:
-    """Times of sessions. Milliseconds, but for ``keep_alive_timeout`` (seconds per try)."""
+    """Times of sessions, milliseconds. ``tries``: renewals and reads until both are of one raft term."""
 
     default_ttl_ms: int = 10_000
     longest_interval_ms: int = 5_000
-    keep_alive_timeout: float = 2.0
     tries: int = 3
 
 
@@ -244,14 +242,7 @@ def _release_operation(found: Snapshot, claim: Claim, now_ms: int, deadline: flo
     outcome = decide(found.stored.job, claim, release, now_ms)
     if not isinstance(outcome, Decision):
         return None
-    return Operation(
-        guard=outcome.guard,
-        before=found.stored,
-        after=outcome.job,
-        writes=effects(found.stored.job, outcome.job),
-        deadline=deadline,
-        token=claim.token,
-    )
+    return operation_of(found.stored, outcome, deadline, token=claim.token)
 
 
 def _gone(session_id: str) -> RequestError:

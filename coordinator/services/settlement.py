@@ -13,13 +13,12 @@ from typing import Protocol
 
 from coordinator.core.commands import Fail, Settlement
 from coordinator.core.copying import changed
-from coordinator.core.effects import effects
 from coordinator.core.job import Claim, JobState, Progress
 from coordinator.core.machine import Decision, Refusal, Replay, Unchanged, decide
 from coordinator.errors import CodecError, Reason, RequestError, StorageError
 from coordinator.ports import Checkpoint, Clock, Commit, Entropy, JobStore, Operation, Present, Stored
 from coordinator.services.api import Settle, Settled
-from coordinator.services.commits import commit_each
+from coordinator.services.commits import commit_each, operation_of
 from coordinator.services.digests import settlement_digest
 from coordinator.services.fencing import check_present, check_token, is_foreign
 from coordinator.services.storage_errors import RETRY_MS, refused
@@ -254,22 +253,8 @@ class SettlementService:
         job = stored.job if stored is not None else None
         outcome = decide(job, case.claim, case.command, self._clock.now_ms())
         if isinstance(outcome, Decision):
-            assert job is not None, "only a job that is there is settled"
-            big = outcome.big_result
-            operations.append(
-                (
-                    case,
-                    Operation(
-                        guard=outcome.guard,
-                        before=stored,
-                        after=outcome.job,
-                        writes=effects(job, outcome.job, big_result=bool(big)),
-                        deadline=deadline,
-                        token=case.command.token,
-                        big_result=big,
-                    ),
-                )
-            )
+            assert stored is not None, "only a job that is there is settled"
+            operations.append((case, operation_of(stored, outcome, deadline, token=case.command.token)))
         elif isinstance(outcome, Replay):
             attempt = outcome.attempt
             assert attempt.state_after is not None, "an attempt that has ended knows what became of the job"

@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from coordinator.core.commands import Submit
-from coordinator.core.effects import effects
 from coordinator.core.machine import Decision, Refusal, decide
 from coordinator.errors import FieldViolation, Reason, RequestError, StorageError
 from coordinator.ports import (
@@ -27,7 +26,7 @@ from coordinator.ports import (
     Stored,
 )
 from coordinator.services.api import NewJob, SubmitOutcome
-from coordinator.services.commits import commit_each
+from coordinator.services.commits import commit_each, operation_of
 from coordinator.services.digests import job_digest, made_job_id, request_digest
 from coordinator.services.storage_errors import refused
 
@@ -165,14 +164,7 @@ class Submission:
     def _operation(self, item: _Item, deadline: float) -> Operation:
         outcome = decide(None, None, item.command, self._clock.now_ms())
         assert isinstance(outcome, Decision), "a job that is not there can be submitted"
-        return Operation(
-            guard=outcome.guard,
-            before=None,
-            after=outcome.job,
-            writes=effects(None, outcome.job),
-            deadline=deadline,
-            spec=item.spec,
-        )
+        return operation_of(None, outcome, deadline, spec=item.spec)
 
     def _stands(self, item: _Item, stored: Stored, *, resent: bool) -> _Result:
         """The answer where a job of this id stands. ``resent``: our own first try may have stored it."""
