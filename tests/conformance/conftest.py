@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from coordinator.app.machine import SystemClock
 from tests.conformance.actor import Actor
-from tests.integration.store.conftest import HarnessFactory, MachineClock, make_harness, store_root
+from tests.integration.store.conftest import HarnessFactory, make_harness, store_root
 from tests.support.memory_etcd import MemoryEtcd
 from tests.support.memory_job_store import MemoryJobStore, MemorySessionStore
 
@@ -18,7 +19,7 @@ __all__ = ["actor", "make_harness", "store_root"]
 async def actor(request: pytest.FixtureRequest, namespace: str) -> AsyncIterator[Actor]:
     """Somebody who acts on one of the implementations."""
     if request.param == "memory":
-        clock = MachineClock()
+        clock = SystemClock()
         etcd = MemoryEtcd(clock)
         yield Actor(
             jobs=MemoryJobStore(etcd),

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 import grpc
 import pytest
 
+from coordinator.app.machine import SystemClock
 from coordinator.embedded.etcd_process import EtcdProcess
 from coordinator.etcd.change_feed import ChangeEvent, ChangeFeed, FeedConfig, WatchRange
 from coordinator.etcd.client import EtcdClient, EtcdConfig
@@ -25,14 +26,6 @@ from tests.support.tcp_proxy import ProxyMode, TcpProxy
 WATCH = "/etcdserverpb.Watch/Watch"
 RANGE = "/etcdserverpb.KV/Range"
 QUICK = FeedConfig(probe_after=0.3, probe_timeout=0.4, tick=0.1, call_timeout=1.0, backoff_max=1.0)
-
-
-class RealClock:
-    def monotonic(self) -> float:
-        return time.monotonic()
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
 
 class Picture:
@@ -71,7 +64,7 @@ async def running(
     client: EtcdClient, picture: Picture, config: FeedConfig = QUICK, *ranges: WatchRange
 ) -> AsyncIterator[ChangeFeed]:
     chosen = ranges or (WatchRange("all", picture.prefix, picture.prefix + b"\xff"),)
-    feed = ChangeFeed(client, chosen, picture, config, RealClock())
+    feed = ChangeFeed(client, chosen, picture, config, SystemClock())
     task = asyncio.create_task(feed.run())
     try:
         await eventually(lambda: feed.fresh or task.done(), what="fresh")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import grpc
 import pytest
 
+from coordinator.app.machine import SystemClock
 from coordinator.embedded.etcd_process import EtcdOptions, EtcdProcess
 from coordinator.errors import EtcdUnavailable, PermissionDenied
 from coordinator.etcd.auth import Credentials
@@ -63,14 +64,6 @@ class Ignore:
     def freshness(self, fresh: bool) -> None: ...
 
 
-class RealClock:
-    def monotonic(self) -> float:
-        return asyncio.get_running_loop().time()
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
-
-
 async def test_feed_and_renewals_carry_the_login_and_outlive_its_token(guarded: EtcdProcess) -> None:
     limited = Credentials(user="limited", password="pw")
     async with (
@@ -80,7 +73,7 @@ async def test_feed_and_renewals_carry_the_login_and_outlive_its_token(guarded: 
         handler = Ignore()
         keeper = LeaseKeeper(client)
         feed = ChangeFeed(
-            client, [WatchRange("mine", b"/mine/", b"/mine0")], handler, FeedConfig(), RealClock()
+            client, [WatchRange("mine", b"/mine/", b"/mine0")], handler, FeedConfig(), SystemClock()
         )
         task = asyncio.create_task(feed.run())
         await eventually(lambda: feed.fresh)

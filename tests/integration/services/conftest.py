@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from coordinator.app.machine import SystemClock
 from coordinator.app.relay import ChangesRelay, CommitRelay
 from coordinator.core.invariants import check_job
 from coordinator.embedded.etcd_process import EtcdProcess
@@ -27,7 +28,7 @@ from coordinator.services.queries import Queries
 from coordinator.services.settlement import SettlementService
 from coordinator.services.submission import Submission
 from coordinator.services.subscription import Subscription
-from tests.integration.store.conftest import MachineClock, MachineEntropy
+from tests.integration.store.conftest import MachineEntropy
 from tests.support.builders import a_session, claim_job
 
 
@@ -45,7 +46,7 @@ class Side:
     subscription: Subscription
     lost: LostPass
     due: DuePass
-    clock: MachineClock = field(default_factory=MachineClock)
+    clock: SystemClock = field(default_factory=SystemClock)
 
     @property
     def deadline(self) -> float:
@@ -86,7 +87,7 @@ def start_side(etcd_server: EtcdProcess, namespace: str) -> SideFactory:
 
     @contextlib.asynccontextmanager
     async def start(endpoint: str = "", *, txn_timeout: float = 5.0) -> AsyncIterator[Side]:
-        clock, entropy = MachineClock(), MachineEntropy()
+        clock, entropy = SystemClock(), MachineEntropy()
         changes, commits = ChangesRelay(), CommitRelay()
         config = StoreConfig(
             etcd=EtcdConfig(endpoints=(endpoint or etcd_server.endpoint,)),

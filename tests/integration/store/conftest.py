@@ -4,11 +4,9 @@ down.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import itertools
 import random
-import time
 import uuid
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
@@ -16,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from coordinator.app.machine import SystemClock
 from coordinator.core.job import Claim
 from coordinator.core.rank import Rank
 from coordinator.embedded.etcd_process import EtcdProcess
@@ -26,19 +25,6 @@ from coordinator.etcd.retention import RetentionConfig
 from coordinator.etcd.store import EtcdStore, StoreConfig, StoreListeners
 from coordinator.ports import Commit, Operation, Session, Stored
 from tests.conformance.actor import Actor
-
-
-class MachineClock:
-    """The machine's time."""
-
-    def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000
-
-    def monotonic(self) -> float:
-        return time.monotonic()
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
 
 class MachineEntropy:
@@ -107,7 +93,7 @@ class Told:
 class Harness(Actor):
     """A running store, what it told, and an actor on it."""
 
-    def __init__(self, store: EtcdStore, told: Told, clock: MachineClock, namespace: str) -> None:
+    def __init__(self, store: EtcdStore, told: Told, clock: SystemClock, namespace: str) -> None:
         super().__init__(jobs=store.jobs, sessions=store.sessions, clock=clock, namespace=namespace)
         self.store = store
         self.told = told
@@ -141,7 +127,7 @@ def make_harness(etcd_server: EtcdProcess, namespace: str, store_root: str) -> H
         txn_timeout: float = 5.0,
         coordinator_id: str = "",
     ) -> AsyncIterator[Harness]:
-        clock = MachineClock()
+        clock = SystemClock()
         told = Told()
         config = StoreConfig(
             etcd=EtcdConfig(endpoints=tuple((endpoint or etcd_server.endpoint).split(","))),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from typing import Any
 
 import grpc.aio
 
+from coordinator.app.machine import SystemClock
 from coordinator.rpc.auth import TokenTable
 from coordinator.rpc.call_guard import CallGuard, GuardConfig
 from coordinator.rpc.health import Health
@@ -19,19 +19,6 @@ from coordinator.rpc.limits import CallLimits
 from coordinator.rpc.server import SERVICES, ListenConfig, RpcServer
 from coordinator.rpc.worker_servicer import WorkerServicer, WorkerUseCases
 from leasekeeper.v1 import job_service_pb2_grpc, worker_service_pb2_grpc
-
-
-class RealClock:
-    """The machine's time."""
-
-    def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000
-
-    def monotonic(self) -> float:
-        return time.monotonic()
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
 
 class PlainEntropy:
@@ -108,16 +95,16 @@ async def served(
 ) -> AsyncIterator[Served]:
     """A server on a free port; everything of it has ended afterwards."""
     use, subscription = Scripted(), ScriptedSubscription()
-    guard = CallGuard(RealClock(), PlainEntropy(), tokens, guard_config or GuardConfig())
+    guard = CallGuard(SystemClock(), PlainEntropy(), tokens, guard_config or GuardConfig())
     health = Health(SERVICES, linger_s=0.1)
     jobs = JobServicer(
         JobUseCases(submission=use, changes=use, queries=use, subscription=subscription),  # type: ignore[arg-type]
-        RealClock(),
+        SystemClock(),
         CallLimits(),
     )
     workers = WorkerServicer(
         WorkerUseCases(sessions=use, dispatch=use, settlement=use),
-        RealClock(),
+        SystemClock(),
         CallLimits(),  # type: ignore[arg-type]
     )
     server = RpcServer(ListenConfig(address="127.0.0.1:0"))
