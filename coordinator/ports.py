@@ -17,6 +17,7 @@ from coordinator.core.copying import quick
 from coordinator.core.effects import Write
 from coordinator.core.job import Claim, Job, JobState, Progress
 from coordinator.core.machine import Guard
+from coordinator.core.notice import Notice
 from coordinator.core.rank import Rank
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "KeptAlive",
     "Membership",
     "NamespaceFeeds",
+    "Notices",
     "Operation",
     "PendingCommit",
     "Present",
@@ -476,3 +478,10 @@ class StorageGauge(Protocol):
     @property
     def accepts_submissions(self) -> bool:
         """False from 80 % of the quota in use or 95 % allocated."""
+
+
+class Notices(Protocol):
+    """Where notices go: log, metrics, streams, webhooks. Synchronous, never blocks, never raises."""
+
+    def publish(self, notice: Notice) -> None:
+        """Tell whoever listens."""

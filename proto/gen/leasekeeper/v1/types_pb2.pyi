@@ -195,6 +195,7 @@ class JobSpec(google.protobuf.message.Message):
     HEARTBEAT_TIMEOUT_FIELD_NUMBER: builtins.int
     RETRY_POLICY_FIELD_NUMBER: builtins.int
     UNIQUE_KEY_FIELD_NUMBER: builtins.int
+    ROLLBACK_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """Caller's id, 1-256 bytes of UTF-8 without control characters. Empty: the server makes one from namespace, request_id and item."""
     queue: builtins.str
@@ -239,6 +240,10 @@ class JobSpec(google.protobuf.message.Message):
 
     @property
     def retry_policy(self) -> global___RetryPolicy: ...
+    @property
+    def rollback(self) -> global___RollbackJob:
+        """Enqueued in the very Txn that makes this job DEAD or QUARANTINED. Absent: none."""
+
     def __init__(
         self,
         *,
@@ -257,11 +262,46 @@ class JobSpec(google.protobuf.message.Message):
         heartbeat_timeout: google.protobuf.duration_pb2.Duration | None = ...,
         retry_policy: global___RetryPolicy | None = ...,
         unique_key: builtins.str = ...,
+        rollback: global___RollbackJob | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["due_time", b"due_time", "heartbeat_timeout", b"heartbeat_timeout", "queue_timeout", b"queue_timeout", "retry_policy", b"retry_policy", "run_at", b"run_at", "run_timeout", b"run_timeout", "total_timeout", b"total_timeout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["content_type", b"content_type", "due_time", b"due_time", "heartbeat_timeout", b"heartbeat_timeout", "job_id", b"job_id", "labels", b"labels", "payload", b"payload", "priority", b"priority", "queue", b"queue", "queue_timeout", b"queue_timeout", "retry_policy", b"retry_policy", "run_at", b"run_at", "run_timeout", b"run_timeout", "total_timeout", b"total_timeout", "type", b"type", "unique_key", b"unique_key"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["due_time", b"due_time", "heartbeat_timeout", b"heartbeat_timeout", "queue_timeout", b"queue_timeout", "retry_policy", b"retry_policy", "rollback", b"rollback", "run_at", b"run_at", "run_timeout", b"run_timeout", "total_timeout", b"total_timeout"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["content_type", b"content_type", "due_time", b"due_time", "heartbeat_timeout", b"heartbeat_timeout", "job_id", b"job_id", "labels", b"labels", "payload", b"payload", "priority", b"priority", "queue", b"queue", "queue_timeout", b"queue_timeout", "retry_policy", b"retry_policy", "rollback", b"rollback", "run_at", b"run_at", "run_timeout", b"run_timeout", "total_timeout", b"total_timeout", "type", b"type", "unique_key", b"unique_key"]) -> None: ...
 
 global___JobSpec = JobSpec
+
+@typing.final
+class RollbackJob(google.protobuf.message.Message):
+    """What is to run when a job has failed for good. It belongs to the namespace of its job, has no unique key and no rollback of
+    its own; its id is made by the server, its labels `leasekeeper.rollback-of` and `leasekeeper.rollback-reason` name the
+    job and its state.
+    """
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: builtins.int
+    TYPE_FIELD_NUMBER: builtins.int
+    PAYLOAD_FIELD_NUMBER: builtins.int
+    CONTENT_TYPE_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
+    queue: builtins.str
+    type: builtins.str
+    payload: builtins.bytes
+    """At most 4 KiB."""
+    content_type: builtins.str
+    priority: builtins.int
+    """1 to 5; 0: that of the job."""
+    def __init__(
+        self,
+        *,
+        queue: builtins.str = ...,
+        type: builtins.str = ...,
+        payload: builtins.bytes = ...,
+        content_type: builtins.str = ...,
+        priority: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["content_type", b"content_type", "payload", b"payload", "priority", b"priority", "queue", b"queue", "type", b"type"]) -> None: ...
+
+global___RollbackJob = RollbackJob
 
 @typing.final
 class Failure(google.protobuf.message.Message):
@@ -378,6 +418,7 @@ class Job(google.protobuf.message.Message):
     RANK_TIME_FIELD_NUMBER: builtins.int
     ATTEMPTS_FIELD_NUMBER: builtins.int
     END_REASON_FIELD_NUMBER: builtins.int
+    ROLLBACK_JOB_ID_FIELD_NUMBER: builtins.int
     namespace: builtins.str
     job_id: builtins.str
     state: global___JobState.ValueType
@@ -400,6 +441,8 @@ class Job(google.protobuf.message.Message):
     result_content_type: builtins.str
     end_reason: builtins.str
     """Why the job ended as it did, for DEAD, CANCELLED and QUARANTINED."""
+    rollback_job_id: builtins.str
+    """The rollback job that was enqueued when this job became DEAD or QUARANTINED for the last time."""
     @property
     def spec(self) -> global___JobSpec:
         """As submitted. Payload and content type are gone once the job has SUCCEEDED or is CANCELLED, and in lists."""
@@ -460,8 +503,9 @@ class Job(google.protobuf.message.Message):
         rank_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
         attempts: collections.abc.Iterable[global___Attempt] | None = ...,
         end_reason: builtins.str = ...,
+        rollback_job_id: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["claim_time", b"claim_time", "failure", b"failure", "last_beat_time", b"last_beat_time", "progress", b"progress", "rank_time", b"rank_time", "ready_time", b"ready_time", "settle_time", b"settle_time", "spec", b"spec", "submit_time", b"submit_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "attempts", b"attempts", "cancel_requested", b"cancel_requested", "claim_time", b"claim_time", "end_reason", b"end_reason", "etag", b"etag", "failure", b"failure", "failures", b"failures", "fencing_token", b"fencing_token", "job_id", b"job_id", "last_beat_time", b"last_beat_time", "lease_losses", b"lease_losses", "namespace", b"namespace", "payload_size", b"payload_size", "progress", b"progress", "rank_time", b"rank_time", "ready_time", b"ready_time", "result", b"result", "result_content_type", b"result_content_type", "session_id", b"session_id", "settle_time", b"settle_time", "spec", b"spec", "state", b"state", "submit_time", b"submit_time", "uncharged", b"uncharged"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "attempts", b"attempts", "cancel_requested", b"cancel_requested", "claim_time", b"claim_time", "end_reason", b"end_reason", "etag", b"etag", "failure", b"failure", "failures", b"failures", "fencing_token", b"fencing_token", "job_id", b"job_id", "last_beat_time", b"last_beat_time", "lease_losses", b"lease_losses", "namespace", b"namespace", "payload_size", b"payload_size", "progress", b"progress", "rank_time", b"rank_time", "ready_time", b"ready_time", "result", b"result", "result_content_type", b"result_content_type", "rollback_job_id", b"rollback_job_id", "session_id", b"session_id", "settle_time", b"settle_time", "spec", b"spec", "state", b"state", "submit_time", b"submit_time", "uncharged", b"uncharged"]) -> None: ...
 
 global___Job = Job

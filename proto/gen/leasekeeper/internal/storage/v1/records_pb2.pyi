@@ -174,6 +174,7 @@ class TermsRecord(google.protobuf.message.Message):
     DIGEST_FIELD_NUMBER: builtins.int
     REQUEST_DIGEST_FIELD_NUMBER: builtins.int
     RUN_AT_MS_FIELD_NUMBER: builtins.int
+    ROLLBACK_FIELD_NUMBER: builtins.int
     queue: builtins.str
     type: builtins.str
     priority: builtins.int
@@ -193,6 +194,8 @@ class TermsRecord(google.protobuf.message.Message):
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
     @property
     def retry(self) -> global___RetryRecord: ...
+    @property
+    def rollback(self) -> global___RollbackRecord: ...
     def __init__(
         self,
         *,
@@ -213,11 +216,41 @@ class TermsRecord(google.protobuf.message.Message):
         digest: builtins.bytes = ...,
         request_digest: builtins.bytes = ...,
         run_at_ms: builtins.int = ...,
+        rollback: global___RollbackRecord | None = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["retry", b"retry"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["counter", b"counter", "digest", b"digest", "due_ms", b"due_ms", "heartbeat_timeout_ms", b"heartbeat_timeout_ms", "labels", b"labels", "payload_size", b"payload_size", "priority", b"priority", "queue", b"queue", "queue_timeout_ms", b"queue_timeout_ms", "request_digest", b"request_digest", "retry", b"retry", "run_at_ms", b"run_at_ms", "run_timeout_ms", b"run_timeout_ms", "submit_ms", b"submit_ms", "total_timeout_ms", b"total_timeout_ms", "type", b"type", "unique_key", b"unique_key"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["retry", b"retry", "rollback", b"rollback"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["counter", b"counter", "digest", b"digest", "due_ms", b"due_ms", "heartbeat_timeout_ms", b"heartbeat_timeout_ms", "labels", b"labels", "payload_size", b"payload_size", "priority", b"priority", "queue", b"queue", "queue_timeout_ms", b"queue_timeout_ms", "request_digest", b"request_digest", "retry", b"retry", "rollback", b"rollback", "run_at_ms", b"run_at_ms", "run_timeout_ms", b"run_timeout_ms", "submit_ms", b"submit_ms", "total_timeout_ms", b"total_timeout_ms", "type", b"type", "unique_key", b"unique_key"]) -> None: ...
 
 global___TermsRecord = TermsRecord
+
+@typing.final
+class RollbackRecord(google.protobuf.message.Message):
+    """The rollback job of a job, small enough to travel with every record."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: builtins.int
+    TYPE_FIELD_NUMBER: builtins.int
+    PAYLOAD_FIELD_NUMBER: builtins.int
+    CONTENT_TYPE_FIELD_NUMBER: builtins.int
+    PRIORITY_FIELD_NUMBER: builtins.int
+    queue: builtins.str
+    type: builtins.str
+    payload: builtins.bytes
+    content_type: builtins.str
+    priority: builtins.int
+    def __init__(
+        self,
+        *,
+        queue: builtins.str = ...,
+        type: builtins.str = ...,
+        payload: builtins.bytes = ...,
+        content_type: builtins.str = ...,
+        priority: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["content_type", b"content_type", "payload", b"payload", "priority", b"priority", "queue", b"queue", "type", b"type"]) -> None: ...
+
+global___RollbackRecord = RollbackRecord
 
 @typing.final
 class StateRecord(google.protobuf.message.Message):
@@ -245,6 +278,7 @@ class StateRecord(google.protobuf.message.Message):
     RESULT_SIZE_FIELD_NUMBER: builtins.int
     END_REASON_FIELD_NUMBER: builtins.int
     SETTLE_MS_FIELD_NUMBER: builtins.int
+    ROLLBACK_JOB_FIELD_NUMBER: builtins.int
     format: builtins.int
     state: builtins.int
     ready_ms: builtins.int
@@ -263,6 +297,7 @@ class StateRecord(google.protobuf.message.Message):
     result_size: builtins.int
     end_reason: builtins.str
     settle_ms: builtins.int
+    rollback_job: builtins.str
     @property
     def terms(self) -> global___TermsRecord: ...
     @property
@@ -292,9 +327,10 @@ class StateRecord(google.protobuf.message.Message):
         result_size: builtins.int = ...,
         end_reason: builtins.str = ...,
         settle_ms: builtins.int = ...,
+        rollback_job: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["progress", b"progress", "terms", b"terms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "attempts", b"attempts", "cancel_reason", b"cancel_reason", "cancel_requested", b"cancel_requested", "end_reason", b"end_reason", "failures", b"failures", "format", b"format", "hold_ms", b"hold_ms", "lease_losses", b"lease_losses", "progress", b"progress", "rank_counter", b"rank_counter", "rank_ms", b"rank_ms", "ready_ms", b"ready_ms", "result", b"result", "result_content_type", b"result_content_type", "result_size", b"result_size", "settle_ms", b"settle_ms", "state", b"state", "terms", b"terms", "uncharged", b"uncharged"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "attempts", b"attempts", "cancel_reason", b"cancel_reason", "cancel_requested", b"cancel_requested", "end_reason", b"end_reason", "failures", b"failures", "format", b"format", "hold_ms", b"hold_ms", "lease_losses", b"lease_losses", "progress", b"progress", "rank_counter", b"rank_counter", "rank_ms", b"rank_ms", "ready_ms", b"ready_ms", "result", b"result", "result_content_type", b"result_content_type", "result_size", b"result_size", "rollback_job", b"rollback_job", "settle_ms", b"settle_ms", "state", b"state", "terms", b"terms", "uncharged", b"uncharged"]) -> None: ...
 
 global___StateRecord = StateRecord
 
@@ -679,3 +715,51 @@ class CompactRecord(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["at_ms", b"at_ms", "compacted", b"compacted", "format", b"format", "seen", b"seen"]) -> None: ...
 
 global___CompactRecord = CompactRecord
+
+@typing.final
+class CircuitRecord(google.protobuf.message.Message):
+    """`circuit/<queue>/<type>`: absent means closed."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FORMAT_FIELD_NUMBER: builtins.int
+    STATE_FIELD_NUMBER: builtins.int
+    SINCE_MS_FIELD_NUMBER: builtins.int
+    PROBE_MS_FIELD_NUMBER: builtins.int
+    OPENINGS_FIELD_NUMBER: builtins.int
+    PROBES_FIELD_NUMBER: builtins.int
+    PROBES_PASSED_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    WHO_FIELD_NUMBER: builtins.int
+    format: builtins.int
+    state: builtins.int
+    """1 closed, 2 open, 3 half-open."""
+    since_ms: builtins.int
+    """When it took this state, and when an open one may be probed."""
+    probe_ms: builtins.int
+    openings: builtins.int
+    """Times in a row that it opened without having closed; the pause grows with it."""
+    probes_passed: builtins.int
+    reason: builtins.str
+    who: builtins.str
+    """Who opened or reset it: a coordinator, or the caller of ResetCircuit."""
+    @property
+    def probes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Jobs that probe it, and how the probes ended."""
+
+    def __init__(
+        self,
+        *,
+        format: builtins.int = ...,
+        state: builtins.int = ...,
+        since_ms: builtins.int = ...,
+        probe_ms: builtins.int = ...,
+        openings: builtins.int = ...,
+        probes: collections.abc.Iterable[builtins.str] | None = ...,
+        probes_passed: builtins.int = ...,
+        reason: builtins.str = ...,
+        who: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["format", b"format", "openings", b"openings", "probe_ms", b"probe_ms", "probes", b"probes", "probes_passed", b"probes_passed", "reason", b"reason", "since_ms", b"since_ms", "state", b"state", "who", b"who"]) -> None: ...
+
+global___CircuitRecord = CircuitRecord

@@ -1,0 +1,61 @@
+"""What a pass of the reconciler did, or in a dry run would do; and what every pass is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+from coordinator.core.job import JobState
+
+__all__ = ["Action", "Pass", "Report"]
+
+_ACTIONS_KEPT: Final = 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """One repair. ``kind`` is a short word such as ``recovered`` or ``ready-key-removed``; few and fixed."""
+
+    kind: str
+    job_id: str
+    reason: str
+    state_before: JobState | None = None
+    state_after: JobState | None = None
+
+
+@dataclass(slots=True)
+class Report:
+    """Counts of one run. ``failed``: tried in vain, the next run tries again."""
+
+    name: str
+    examined: int = 0
+    failed: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
+    actions: list[Action] = field(default_factory=list)
+
+    def add(self, action: Action) -> None:
+        """Count an action; the first thousand are kept whole."""
+        self.counts[action.kind] += 1
+        if len(self.actions) < _ACTIONS_KEPT:
+            self.actions.append(action)
+
+    @property
+    def changed(self) -> int:
+        """Actions of all kinds."""
+        return sum(self.counts.values())
+
+
+class Pass(Protocol):
+    """One pass over one namespace: level-triggered, guarded, repeatable."""
+
+    @property
+    def name(self) -> str:
+        """As in RunReconcile and in metrics."""
+
+    async def run_once(self, namespace: str, *, dry_run: bool = False) -> Report:
+        """Look, and set right what is not; in a dry run only say what would be done.
+
+        Raises:
+            StorageError: the store could not be read to the end; what was done until then stands.
+        """
