@@ -1,0 +1,74 @@
+"""What the services need from the outside, as protocols. ``coordinator/etcd`` implements the storage half.
+
+Tokens are on the wire scale (``core.fencing``) everywhere above the etcd layer; ``revision`` is etcd's own
+number and is only compared, never computed with. Deadlines are absolute, in seconds of ``Clock.monotonic``.
+
+Storage calls raise ``coordinator.errors.StorageError``s: NotApplied (certain: nothing was written),
+OutcomeUnknown (the write may stand), EtcdUnavailable (a read failed).
+"""
+
+from __future__ import annotations
+
+from coordinator.ports.jobs import (
+    CommitObserver,
+    JobStore,
+    PendingCommit,
+    StateSink,
+)
+from coordinator.ports.sessions import (
+    Confirmation,
+    KeptAlive,
+    Session,
+    SessionStore,
+)
+from coordinator.ports.surroundings import (
+    Clock,
+    Entropy,
+    Membership,
+    Notices,
+    StorageGauge,
+)
+from coordinator.ports.values import (
+    Checkpoint,
+    Commit,
+    Due,
+    JobPage,
+    Operation,
+    ReadyPage,
+    Snapshot,
+    Spec,
+    Stored,
+)
+from coordinator.ports.watching import (
+    Changes,
+    NamespaceFeeds,
+    Present,
+)
+
+__all__ = [
+    "Changes",
+    "Checkpoint",
+    "Clock",
+    "Commit",
+    "CommitObserver",
+    "Confirmation",
+    "Due",
+    "Entropy",
+    "JobPage",
+    "JobStore",
+    "KeptAlive",
+    "Membership",
+    "NamespaceFeeds",
+    "Notices",
+    "Operation",
+    "PendingCommit",
+    "Present",
+    "ReadyPage",
+    "Session",
+    "SessionStore",
+    "Snapshot",
+    "Spec",
+    "StateSink",
+    "StorageGauge",
+    "Stored",
+]

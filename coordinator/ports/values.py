@@ -1,0 +1,143 @@
+"""What crosses the line between the core and the store: records as read, operations and their outcomes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from coordinator.core.copying import quick
+from coordinator.core.effects import Write
+from coordinator.core.job import Claim, Job, Progress
+from coordinator.core.machine import Guard
+from coordinator.core.rank import Rank
+
+__all__ = [
+    "Checkpoint",
+    "Commit",
+    "Due",
+    "JobPage",
+    "Operation",
+    "ReadyPage",
+    "Snapshot",
+    "Spec",
+    "Stored",
+]
+
+
+@quick
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """The part of a job that no transition rewrites."""
+
+    payload: bytes
+    content_type: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What an attempt saved for the next one. ``revision`` is that of its key as read."""
+
+    attempt: int
+    sequence: int
+    data: bytes
+    progress: Progress | None = None
+    saved_ms: int = 0
+    revision: int = 0
+
+
+@quick
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A record and the mod revision of its ``state`` key."""
+
+    job: Job
+    revision: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What one linearizable read found of a job; parts that were not asked for are None."""
+
+    stored: Stored | None
+    claim: Claim | None = None
+    spec: Spec | None = None
+    checkpoint: Checkpoint | None = None
+    result: bytes | None = None
+    revision: int = 0
+
+
+@dataclass(slots=True, kw_only=True)
+class Operation:
+    """One guarded transition to commit. Not frozen only because that doubles the price of making one.
+
+    ``before`` is what the decision was based on, ``after`` what is to be (None: deleted), ``writes`` is
+    ``effects(before.job, after)``. ``token`` is compared under Guard.HELD. ``claim`` is put by a claim;
+    its session's witness is compared. ``want_spec`` and ``want_checkpoint`` read them in the same Txn if
+    it wins.
+    """
+
+    guard: Guard
+    before: Stored | None
+    after: Job | None
+    writes: tuple[Write, ...]
+    deadline: float
+    token: int = 0
+    claim: Claim | None = None
+    spec: Spec | None = None
+    big_result: bytes = b""
+    cancelled_by: str = ""
+    want_spec: bool = False
+    want_checkpoint: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Commit:
+    """What became of an operation. Not frozen only because that doubles the price of making one.
+
+    If it ``won``: ``stored`` is the record with its new revision (None if deleted), ``claim`` and ``token``
+    the claim that it made, if it made one, ``spec`` and ``checkpoint`` what was asked for. If it lost:
+    ``stored``, ``claim`` and ``unique_owner`` are what stands there instead; after an unknown outcome
+    (``resent``) that may be our own first try, and the caller looks for its nonce, digest or token.
+    ``session_gone``: the session's witness is not on its lease.
+    """
+
+    won: bool
+    revision: int
+    resent: bool = False
+    stored: Stored | None = None
+    claim: Claim | None = None
+    token: int = 0
+    spec: Spec | None = None
+    checkpoint: Checkpoint | None = None
+    unique_owner: str = ""
+    session_gone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class JobPage:
+    """A page of a listing. ``cursor`` is opaque, empty at the end."""
+
+    jobs: tuple[Stored, ...]
+    cursor: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyPage:
+    """Waiting jobs in rank order; ``complete``: the range held no more than these.
+
+    ``last``, of a page that is not complete, is the rank up to which it was read: beyond the last of ``jobs``
+    where what follows cannot be decoded. None: nothing at all can be told.
+    """
+
+    jobs: tuple[Stored, ...]
+    complete: bool
+    last: Rank | None
+
+
+@dataclass(frozen=True, slots=True)
+class Due:
+    """One ``due/`` key. ``hold_ms`` > 0: see ``Job.hold_ms``. ``revision`` is the key's."""
+
+    job_id: str
+    ms: int
+    hold_ms: int
+    revision: int
