@@ -5,7 +5,9 @@ Every part of a coordinator, made once and handed to whoever needs it. Nothing r
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from coordinator.app.relay import ChangesRelay, CommitRelay
 from coordinator.app.store_settings import call_limits, store_config
@@ -41,20 +43,18 @@ _SWEEP_EVERY_S = 30.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What runs, and what is drained."""
+    """What runs, and what is drained.
+
+    ``servicers``: by full name of the service. ``background``: what runs beside the store until the
+    coordinator stops; none of it ends by itself.
+    """
 
     store: EtcdStore
     index: Index
     dispatch: Dispatch
-    abandoned: Abandoned
     subscription: Subscription
-    take_away: TakeAwayPass
-    lost: LostPass
-    due: DuePass
-    due_loop: PassLoop
-    sweep_loop: PassLoop
-    jobs: JobServicer
-    workers: WorkerServicer
+    servicers: Mapping[str, object]
+    background: Mapping[str, Callable[[], Coroutine[Any, Any, None]]]
 
 
 def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str, version: str) -> Parts:
@@ -147,13 +147,14 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
         store=store,
         index=index,
         dispatch=dispatch,
-        abandoned=abandoned,
         subscription=subscription,
-        take_away=take_away,
-        lost=lost,
-        due=due,
-        due_loop=due_loop,
-        sweep_loop=sweep_loop,
-        jobs=jobs,
-        workers=workers,
+        servicers={"leasekeeper.v1.JobService": jobs, "leasekeeper.v1.WorkerService": workers},
+        background={
+            "index": index.run,
+            "abandoned": abandoned.run,
+            "take away": take_away.run,
+            "lost": lost.run,
+            "due": due_loop.run,
+            "lost sweep": sweep_loop.run,
+        },
     )

@@ -27,7 +27,8 @@ from coordinator.ports import Clock, Entropy
 from coordinator.rpc.auth import TokenTable
 from coordinator.rpc.call_guard import CallGuard
 from coordinator.rpc.health import Health
-from coordinator.rpc.server import SERVICES, RpcServer
+from coordinator.rpc.methods import SERVICES
+from coordinator.rpc.server import RpcServer
 
 __all__ = ["Coordinator", "running_coordinator"]
 
@@ -67,7 +68,7 @@ class Coordinator:
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self.started = asyncio.Event()
-        self.health = Health(SERVICES)
+        self.health = Health(tuple(SERVICES))
         self.address = ""
         self._guard: CallGuard | None = None
         self._tokens: TokenTable | None = None
@@ -114,7 +115,7 @@ class Coordinator:
         parts = compose(
             settings, self._clock, self._entropy, endpoint=self.address, version=software_version()
         )
-        server.register(guard, self.health, parts.jobs, parts.workers)
+        server.register(guard, self.health, parts.servicers)
         await server.start()
         _LOG.info("listening", extra={"address": self.address, "etcd": settings.etcd.endpoints})
         try:
@@ -157,18 +158,8 @@ class Coordinator:
     async def _serve(self, parts: Parts, guard: CallGuard, server: RpcServer) -> None:
         async with asyncio.TaskGroup() as tasks:
             storing = tasks.create_task(parts.store.run(), name="store")
-            background = [
-                tasks.create_task(work, name=name)
-                for name, work in (
-                    ("index", parts.index.run()),
-                    ("abandoned", parts.abandoned.run()),
-                    ("take away", parts.take_away.run()),
-                    ("lost", parts.lost.run()),
-                    ("due", parts.due_loop.run()),
-                    ("lost sweep", parts.sweep_loop.run()),
-                    ("readiness", self._watch_readiness(parts)),
-                )
-            ]
+            background = [tasks.create_task(run(), name=name) for name, run in parts.background.items()]
+            background.append(tasks.create_task(self._watch_readiness(parts), name="readiness"))
             try:
                 guard.open()
                 self.started.set()

@@ -10,7 +10,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, Final
 
 import grpc
@@ -19,20 +18,12 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import ServiceDescriptor
 
 from coordinator.errors import ConfigError
-from coordinator.rpc import limits
-from coordinator.rpc.auth import Scope
-from coordinator.rpc.call_guard import CallGuard, Method
+from coordinator.rpc.call_guard import CallGuard
 from coordinator.rpc.health import HEALTH_SERVICE, Health
-from coordinator.rpc.job_servicer import JobServicer
+from coordinator.rpc.methods import METHODS, SERVICES
 from coordinator.rpc.reflection import register_reflection
-from coordinator.rpc.worker_servicer import WorkerServicer
-from leasekeeper.v1 import job_service_pb2, worker_service_pb2
 
-__all__ = ["METHODS", "SERVICES", "ListenConfig", "RpcServer", "TlsConfig"]
-
-_JOBS: Final = job_service_pb2.DESCRIPTOR.services_by_name["JobService"]
-_WORKERS: Final = worker_service_pb2.DESCRIPTOR.services_by_name["WorkerService"]
-SERVICES: Final = (_JOBS.full_name, _WORKERS.full_name)
+__all__ = ["ListenConfig", "RpcServer", "TlsConfig"]
 
 _RECEIVE_BYTES: Final = 16 << 20
 """Larger messages are refused by gRPC itself (RESOURCE_EXHAUSTED).
@@ -46,33 +37,6 @@ _PENDING_CALLS: Final = 200_000
 gRPC's own default sheds from 1,000 on, with a bare CANCELLED that says neither why nor what to do. Ours is
 far above what one turn of the loop lets gather; what is too much is refused by ``GuardConfig.max_calls``.
 """
-
-_READ, _WRITE, _WORK = Scope.READ, Scope.WRITE, Scope.WORK
-
-METHODS: Final[Mapping[str, Method]] = MappingProxyType(
-    {
-        "SubmitJob": Method(_WRITE),
-        "SubmitJobs": Method(_WRITE, batch_field="jobs", largest=limits.REQUEST_BYTES),
-        "GetJob": Method(_READ),
-        "ListJobs": Method(_READ),
-        "WaitJob": Method(_READ, wait_field="timeout"),
-        "WatchJobs": Method(_READ),
-        "UpdateJob": Method(_WRITE),
-        "CancelJob": Method(_WRITE),
-        "DeleteJob": Method(_WRITE),
-        "OpenSession": Method(_WORK),
-        "CloseSession": Method(_WORK),
-        "Heartbeat": Method(_WORK),
-        "ClaimJobs": Method(_WORK, wait_field="wait"),
-        "ClaimJob": Method(_WORK, wait_field="wait"),
-        "CompleteJob": Method(_WORK),
-        "FailJob": Method(_WORK),
-        "ReleaseJob": Method(_WORK),
-        "SettleJobs": Method(_WORK, batch_field="settlements", largest=limits.REQUEST_BYTES),
-        "SaveCheckpoint": Method(_WORK),
-    }
-)
-"""How each method is served; its behaviour is the servicer's method of the same name in snake case."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +129,7 @@ def _credentials(tls: TlsConfig) -> grpc.ServerCredentials:
 
 
 class RpcServer:
-    """Both services, health and reflection on one listener. Made and run in one event loop.
+    """All services, health and reflection on one listener. Made and run in one event loop.
 
     Order: ``bind``, ``register``, ``start``, ``stop``; so the address is known before anything is made
     that names it.
@@ -202,16 +166,17 @@ class RpcServer:
             raise ConfigError(f"server.listen: cannot listen at {address}")
         return self.address
 
-    def register(self, guard: CallGuard, health: Health, jobs: JobServicer, workers: WorkerServicer) -> None:
+    def register(self, guard: CallGuard, health: Health, servicers: Mapping[str, object]) -> None:
         """Add all services.
 
         Args:
             guard: what every call passes through.
             health: the health service; its owner sets readiness.
-            jobs: JobService.
-            workers: WorkerService.
+            servicers: who serves each of ``SERVICES``.
         """
-        handlers = _handlers(_JOBS, jobs, guard) | _handlers(_WORKERS, workers, guard)
+        handlers: dict[str, Any] = {}
+        for name, service in SERVICES.items():
+            handlers |= _handlers(service, servicers[name], guard)
         self._server.add_generic_rpc_handlers((_Methods(handlers),))
         health.register(self._server)
         if self._config.reflection:

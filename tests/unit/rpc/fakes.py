@@ -16,7 +16,8 @@ from coordinator.rpc.call_guard import CallGuard, GuardConfig
 from coordinator.rpc.health import Health
 from coordinator.rpc.job_servicer import JobServicer, JobUseCases
 from coordinator.rpc.limits import CallLimits
-from coordinator.rpc.server import SERVICES, ListenConfig, RpcServer
+from coordinator.rpc.methods import SERVICES
+from coordinator.rpc.server import ListenConfig, RpcServer
 from coordinator.rpc.worker_servicer import WorkerServicer, WorkerUseCases
 from leasekeeper.v1 import job_service_pb2_grpc, worker_service_pb2_grpc
 
@@ -109,7 +110,9 @@ async def served(
     )
     server = RpcServer(ListenConfig(address="127.0.0.1:0"))
     server.bind()
-    server.register(guard, health, jobs, workers)
+    server.register(
+        guard, health, {"leasekeeper.v1.JobService": jobs, "leasekeeper.v1.WorkerService": workers}
+    )
     await server.start()
     if opened:
         guard.open()

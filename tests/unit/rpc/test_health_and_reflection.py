@@ -12,14 +12,14 @@ from grpc_reflection.v1alpha import reflection_pb2
 
 from coordinator.errors import ConfigError
 from coordinator.rpc.auth import Scope, TokenTable
+from coordinator.rpc.methods import METHODS, SERVICES
 from coordinator.rpc.reflection import REFLECTION_SERVICES
-from coordinator.rpc.server import METHODS, SERVICES
 from tests.unit.rpc.fakes import served
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 SERVICE_UNKNOWN = health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
-JOBS = SERVICES[0]
+JOBS = "leasekeeper.v1.JobService"
 
 
 async def status(channel: grpc.aio.Channel, service: str) -> int:

@@ -1,0 +1,54 @@
+"""Which services are served, and how each of their methods is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+from google.protobuf.descriptor import ServiceDescriptor
+
+from coordinator.rpc import limits
+from coordinator.rpc.auth import Scope
+from coordinator.rpc.call_guard import Method
+from leasekeeper.v1 import job_service_pb2, worker_service_pb2
+
+__all__ = ["METHODS", "SERVICES"]
+
+SERVICES: Final[Mapping[str, ServiceDescriptor]] = MappingProxyType(
+    {
+        service.full_name: service
+        for service in (
+            job_service_pb2.DESCRIPTOR.services_by_name["JobService"],
+            worker_service_pb2.DESCRIPTOR.services_by_name["WorkerService"],
+        )
+    }
+)
+"""By full name. A name of a method is used in one service only."""
+
+_READ, _WRITE, _WORK = Scope.READ, Scope.WRITE, Scope.WORK
+
+METHODS: Final[Mapping[str, Method]] = MappingProxyType(
+    {
+        "SubmitJob": Method(_WRITE),
+        "SubmitJobs": Method(_WRITE, batch_field="jobs", largest=limits.REQUEST_BYTES),
+        "GetJob": Method(_READ),
+        "ListJobs": Method(_READ),
+        "WaitJob": Method(_READ, wait_field="timeout"),
+        "WatchJobs": Method(_READ),
+        "UpdateJob": Method(_WRITE),
+        "CancelJob": Method(_WRITE),
+        "DeleteJob": Method(_WRITE),
+        "OpenSession": Method(_WORK),
+        "CloseSession": Method(_WORK),
+        "Heartbeat": Method(_WORK),
+        "ClaimJobs": Method(_WORK, wait_field="wait"),
+        "ClaimJob": Method(_WORK, wait_field="wait"),
+        "CompleteJob": Method(_WORK),
+        "FailJob": Method(_WORK),
+        "ReleaseJob": Method(_WORK),
+        "SettleJobs": Method(_WORK, batch_field="settlements", largest=limits.REQUEST_BYTES),
+        "SaveCheckpoint": Method(_WORK),
+    }
+)
+"""How each method is served; its behaviour is the servicer's method of the same name in snake case."""
