@@ -27,6 +27,7 @@ from coordinator.services.dispatch import Dispatch, DispatchConfig
 from coordinator.services.holders import Holders
 from coordinator.services.index import Index, IndexConfig
 from coordinator.services.job_changes import JobChanges
+from coordinator.services.notices import NoticeHub
 from coordinator.services.queries import Queries
 from coordinator.services.redelivery import Redelivery
 from coordinator.services.sessions import SessionConfig, Sessions
@@ -53,6 +54,7 @@ class Parts:
     index: Index
     dispatch: Dispatch
     subscription: Subscription
+    notices: NoticeHub
     servicers: Mapping[str, object]
     background: Mapping[str, Callable[[], Coroutine[Any, Any, None]]]
 
@@ -72,6 +74,7 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
     """
     changes, commits = ChangesRelay(), CommitRelay()
     own_id = entropy.identifier()
+    notices = NoticeHub(clock, entropy, coordinator_id=own_id)
     store = EtcdStore(
         store_config(settings, coordinator_id=own_id, endpoint=endpoint, version=version),
         StoreListeners(changes=changes, commits=commits),
@@ -148,6 +151,7 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
         index=index,
         dispatch=dispatch,
         subscription=subscription,
+        notices=notices,
         servicers={"leasekeeper.v1.JobService": jobs, "leasekeeper.v1.WorkerService": workers},
         background={
             "index": index.run,

@@ -10,7 +10,7 @@ from typing import Final
 
 from coordinator.core.job import JobState
 
-__all__ = ["Notice", "NoticeKind"]
+__all__ = ["Notice", "NoticeKind", "PublishedNotice"]
 
 _NO_FACTS: Final[Mapping[str, str]] = MappingProxyType({})
 
@@ -53,3 +53,14 @@ class Notice:
     state_after: JobState | None = None
     overlap_ms: int = 0
     facts: Mapping[str, str] = field(default_factory=lambda: _NO_FACTS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishedNotice:
+    """A notice as it goes out. ``order`` grows with each notice of a coordinator's life."""
+
+    notice_id: str
+    order: int
+    time_ms: int
+    coordinator_id: str
+    notice: Notice

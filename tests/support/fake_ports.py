@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from coordinator.core.notice import Notice, NoticeKind
 from tests.support.memory_etcd import MemoryEtcd
 
-__all__ = ["FixedMembers", "FixedPresent", "OpenGauge", "SteadyEntropy", "StillFeeds"]
+__all__ = ["FixedMembers", "FixedPresent", "OpenGauge", "RecordedNotices", "SteadyEntropy", "StillFeeds"]
 
 
 class StillFeeds:
@@ -67,6 +68,21 @@ class FixedMembers:
     def members(self) -> Sequence[str]:
         """All of them, sorted."""
         return self._members
+
+
+class RecordedNotices:
+    """``ports.Notices`` that keeps all of them, in their order."""
+
+    def __init__(self) -> None:
+        self.notices: list[Notice] = []
+
+    def publish(self, notice: Notice) -> None:
+        """Keep it."""
+        self.notices.append(notice)
+
+    def of(self, kind: NoticeKind) -> list[Notice]:
+        """Those of one kind."""
+        return [notice for notice in self.notices if notice.kind is kind]
 
 
 class SteadyEntropy:
