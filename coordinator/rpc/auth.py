@@ -6,7 +6,7 @@ The file is TOML, one ``[[token]]`` per caller::
     name = "billing"                  # for people and logs
     sha256 = "…64 hex digits…"        # of the token; the token itself is never stored
     namespaces = ["billing"]          # or ["*"]
-    scopes = ["jobs:read", "jobs:write", "work"]
+    scopes = ["jobs:read", "jobs:write", "work"]      # and "admin", "reflection"
 
 A lookup goes by the SHA-256 of what was presented, so that its time says nothing about stored tokens.
 """
@@ -37,6 +37,7 @@ class Scope(StrEnum):
     READ = "jobs:read"
     WRITE = "jobs:write"
     WORK = "work"
+    ADMIN = "admin"
     REFLECT = "reflection"
 
 

@@ -13,6 +13,7 @@ __all__ = [
     "CONTENT_TYPE_BYTES",
     "DEFAULT_NAMESPACE",
     "DEFAULT_PAGE_SIZE",
+    "DEFAULT_RECONCILE_ACTIONS",
     "FAILURE_TYPE_BYTES",
     "HELD_CLAIMS",
     "IDENTITY_BYTES",
@@ -31,6 +32,7 @@ __all__ = [
     "PROGRESS_NOTE_BYTES",
     "QUEUES_PER_CLAIM",
     "REASON_BYTES",
+    "RECONCILE_ACTIONS",
     "REQUEST_BYTES",
     "REQUEST_ID_BYTES",
     "RESULT_BYTES",
@@ -81,6 +83,11 @@ PAGE_SIZE: Final = 1_000
 DEFAULT_PAGE_SIZE: Final = 100
 PAGE_TOKEN_BYTES: Final = 2_048
 WATCHED_IDS: Final = 1_000
+
+RECONCILE_ACTIONS: Final = 1_000
+"""Listed in one answer: with the longest ids and reasons they stay below a megabyte."""
+
+DEFAULT_RECONCILE_ACTIONS: Final = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
