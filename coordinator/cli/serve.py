@@ -7,12 +7,14 @@ Exit codes: 0 stopped in order by a signal; 2 the settings, the address or the e
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from coordinator import failpoints
 from coordinator.app import serve as run_coordinator
 from coordinator.cli.settings_flags import ConfigFile, EtcdEndpoints, SetFlags, check_state_dir, read_settings
 from coordinator.errors import ConfigError
@@ -48,6 +50,14 @@ def serve(
     ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     log_format: Annotated[str | None, typer.Option(help="auto, json or console.")] = None,
+    allow_failpoints: Annotated[
+        bool,
+        typer.Option(
+            "--allow-failpoints",
+            help=f"For tests: let {failpoints.VARIABLE} hold or end this process.",
+            hidden=True,
+        ),
+    ] = False,
     set_: SetFlags = None,
 ) -> None:
     """Run a coordinator until SIGTERM or SIGINT. A second signal ends it at once.
@@ -70,6 +80,7 @@ def serve(
         settings = read_settings(config, named, set_)
         check_state_dir(settings.storage.state_dir)
         configure_logging(settings.log.level, settings.log.format)
+        _arm_failpoints(allowed=allow_failpoints)
         run_coordinator(settings, ready=lambda address: _LOG.info("serving", extra={"address": address}))
     except ConfigError as error:
         print(f"leasekeeper serve: {error}", file=sys.stderr)
@@ -77,3 +88,10 @@ def serve(
     except Exception as error:
         _LOG.critical("the coordinator failed", exc_info=error)
         raise typer.Exit(_FAILED) from error
+
+
+def _arm_failpoints(*, allowed: bool) -> None:
+    text = os.environ.get(failpoints.VARIABLE, "")
+    if text and not allowed:
+        raise ConfigError(f"{failpoints.VARIABLE} is set: it is for tests, and needs --allow-failpoints")
+    failpoints.arm(text)

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from coordinator import failpoints
 from coordinator.core.commands import FallDue
 from coordinator.core.job import JobState
 from coordinator.core.machine import Decision, decide
@@ -179,7 +180,9 @@ class DuePass:
             logger.warning("jobs that are due could not be read: %s", error)
             counts.failed += len(batch)
             return
+        await failpoints.reached("due.before-commit")
         commits = await commit_each(self._store, [operation for _, operation in pending])
+        await failpoints.reached("due.after-commit")
         for (due, operation), commit in zip(pending, commits, strict=True):
             if not isinstance(commit, Commit):
                 counts.failed += 1

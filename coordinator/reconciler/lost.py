@@ -13,6 +13,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from coordinator import failpoints
 from coordinator.core.commands import Lose
 from coordinator.core.fencing import make_token
 from coordinator.core.job import Job, JobState
@@ -220,7 +221,9 @@ class LostPass:
                 self._done(one)
             else:
                 pending.append((one, operation))
+        await failpoints.reached("lost.before-commit")
         commits = await commit_each(self._store, [operation for _, operation in pending])
+        await failpoints.reached("lost.after-commit")
         failed: list[_Queued] = []
         for (one, _), commit in zip(pending, commits, strict=True):
             if isinstance(commit, Commit) and commit.won:

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from coordinator import failpoints
 from coordinator.core.commands import TakeAway, Taken
 from coordinator.core.machine import Decision, decide
 from coordinator.errors import LeasekeeperError
@@ -99,7 +100,9 @@ class TakeAwayPass:
                 counts.outdated += 1
             else:
                 pending.append((one, operation))
+        await failpoints.reached("take-away.before-commit")
         results = await commit_each(self._jobs, [operation for _, operation in pending])
+        await failpoints.reached("take-away.after-commit")
         for (one, _), result in zip(pending, results, strict=True):
             if isinstance(result, LeasekeeperError):
                 counts.failed += 1

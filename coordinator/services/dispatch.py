@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from coordinator import failpoints
 from coordinator.core.commands import ClaimIt
 from coordinator.core.job import Claim, Job
 from coordinator.core.machine import Decision, Refusal, decide
@@ -290,6 +291,7 @@ class Dispatch:
     async def _commit(
         self, namespace: str, session_id: str, nonce: bytes, proposals: list[_Proposal]
     ) -> list[ClaimedJob]:
+        await failpoints.reached("claim.before-commit")
         pending = asyncio.ensure_future(commit_each(self._jobs, [p.operation for p in proposals]))
         try:
             results = await asyncio.shield(pending)
@@ -297,6 +299,7 @@ class Dispatch:
             # The caller is gone, the commits are not: whatever they win goes back at once.
             self._abandoned.later(pending, [(p.window, p.entry) for p in proposals])
             raise
+        await failpoints.reached("claim.after-commit")
         claimed: list[ClaimedJob] = []
         failure: RequestError | None = None
         for proposal, result in zip(proposals, results, strict=True):

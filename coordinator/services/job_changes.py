@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from coordinator import failpoints
 from coordinator.core.commands import Cancel, Command, Delete, Update
 from coordinator.core.job import Claim
 from coordinator.core.machine import Decision, Refusal, Unchanged, decide
@@ -149,9 +150,12 @@ class JobChanges:
 
     async def _commit(self, change: _Change, operation: Operation) -> Commit:
         try:
-            return await self._store.commit(operation)
+            await failpoints.reached("change.before-commit")
+            commit = await self._store.commit(operation)
         except (StorageError, CodecError) as error:
             raise refused(error, {"job_id": change.job_id}) from error
+        await failpoints.reached("change.after-commit")
+        return commit
 
 
 def _other_job(operation: Operation, stored: Stored | None) -> bool:

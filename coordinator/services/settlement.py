@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from coordinator import failpoints
 from coordinator.core.commands import Fail, Settlement
 from coordinator.core.copying import changed
 from coordinator.core.job import Claim, JobState, Progress
@@ -192,7 +193,9 @@ class SettlementService:
                     self._decide(case, results, operations, deadline)
             if not operations:
                 return
+            await failpoints.reached("settle.before-commit")
             commits = await commit_each(self._store, [operation for _, operation in operations])
+            await failpoints.reached("settle.after-commit")
             cases = []
             for (case, operation), commit in zip(operations, commits, strict=True):
                 self._holders.forget(namespace, case.job_id)

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from coordinator import failpoints
 from coordinator.core.commands import Submit
 from coordinator.core.machine import Decision, Refusal, decide
 from coordinator.errors import FieldViolation, Reason, RequestError, StorageError
@@ -136,7 +137,9 @@ class Submission:
         duplicates: dict[int, tuple[_Item, str]] = {}
         for _ in range(self._config.max_rounds):
             operations = [self._operation(item, deadline) for item in items]
+            await failpoints.reached("submit.before-commit")
             commits = await commit_each(self._store, operations)
+            await failpoints.reached("submit.after-commit")
             again = []
             for item, commit in zip(items, commits, strict=True):
                 if isinstance(commit, Commit) and commit.won and commit.stored is not None:
