@@ -11,6 +11,7 @@ from coordinator.cli.bench import bench
 from coordinator.cli.demo import demo
 from coordinator.cli.dev import dev
 from coordinator.cli.epoch import epoch
+from coordinator.cli.reconcile import reconcile
 from coordinator.cli.serve import serve
 
 __all__ = ["commands_entry"]
@@ -39,6 +40,7 @@ def _options(
 
 
 commands_entry.command("serve")(serve)
+commands_entry.command("reconcile")(reconcile)
 commands_entry.command("dev")(dev)
 commands_entry.command("demo")(demo)
 commands_entry.add_typer(bench, name="bench")
