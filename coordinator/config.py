@@ -31,6 +31,7 @@ __all__ = [
     "AuthSettings",
     "EtcdSettings",
     "LogSettings",
+    "ReconcilerSettings",
     "ServerSettings",
     "SessionSettings",
     "Settings",
@@ -164,6 +165,22 @@ class StorageSettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReconcilerSettings:
+    """What is repaired, and where.
+
+    Args:
+        enabled: a coordinator stands for the sweeps too; false leaves them to ``leasekeeper reconciler``,
+            which does them whatever this says.
+        listen: ``host:port`` of ``leasekeeper reconciler``, so that one file serves both on one machine.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+
+    enabled: bool = True
+    listen: str = "127.0.0.1:7421"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AuthSettings:
     """Access control; off unless there is a file.
 
@@ -196,6 +213,7 @@ class Settings:
     etcd: EtcdSettings = field(default_factory=EtcdSettings)
     sessions: SessionSettings = field(default_factory=SessionSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)
+    reconciler: ReconcilerSettings = field(default_factory=ReconcilerSettings)
     auth: AuthSettings = field(default_factory=AuthSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
@@ -210,6 +228,7 @@ class _Sources(BaseSettings):
     etcd: EtcdSettings = field(default_factory=EtcdSettings)
     sessions: SessionSettings = field(default_factory=SessionSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)
+    reconciler: ReconcilerSettings = field(default_factory=ReconcilerSettings)
     auth: AuthSettings = field(default_factory=AuthSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
@@ -359,10 +378,11 @@ def _files(settings: Settings) -> list[str]:
     ):
         if path is not None and not path.is_file():
             wrong.append(f"{name}: there is no file {path}")
-    local = server.listen.startswith(_LOOPBACK)
-    if auth.tokens_file is not None and server.tls_cert is None and not local and not auth.allow_plaintext:
-        wrong.append(
-            f"auth.tokens_file needs TLS, because server.listen ({server.listen}) is not local:"
-            " set server.tls_cert, or auth.allow_plaintext where something else encrypts"
-        )
+    in_the_clear = auth.tokens_file is not None and server.tls_cert is None and not auth.allow_plaintext
+    for name, listen in (("server.listen", server.listen), ("reconciler.listen", settings.reconciler.listen)):
+        if in_the_clear and not listen.startswith(_LOOPBACK):
+            wrong.append(
+                f"auth.tokens_file needs TLS, because {name} ({listen}) is not local:"
+                " set server.tls_cert, or auth.allow_plaintext where something else encrypts"
+            )
     return wrong

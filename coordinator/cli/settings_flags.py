@@ -81,13 +81,17 @@ def check_state_dir(folder: Path | None) -> None:
 def _check_forms(settings: Settings) -> None:
     """What the libraries would take and turn into something else: gRPC makes port 34463 of 99999."""
     wrong = []
-    listen = settings.server.listen
-    host, _, port = listen.rpartition(":")
-    if not listen.startswith("unix:"):
+    for name, listen in (
+        ("server.listen", settings.server.listen),
+        ("reconciler.listen", settings.reconciler.listen),
+    ):
+        host, _, port = listen.rpartition(":")
+        if listen.startswith("unix:"):
+            continue
         if not host or not (port.isascii() and port.isdigit()):
-            wrong.append(f"server.listen ({listen}) must be host:port")
+            wrong.append(f"{name} ({listen}) must be host:port")
         elif int(port) > _HIGHEST_PORT:
-            wrong.append(f"server.listen: port {port} must be at most {_HIGHEST_PORT}")
+            wrong.append(f"{name}: port {port} must be at most {_HIGHEST_PORT}")
     try:
         KeySpace(settings.etcd.root)
     except KeyFormatError:

@@ -129,8 +129,9 @@ def test_tokens_over_plain_text_need_a_word(tmp_path: Path) -> None:
 
     load_settings(None, {"auth": auth})
     load_settings(None, {"auth": auth | {"allow_plaintext": True}, "server": {"listen": "0.0.0.0:7420"}})
-    with pytest.raises(ConfigError, match=r"0\.0\.0\.0:7420"):
-        load_settings(None, {"auth": auth, "server": {"listen": "0.0.0.0:7420"}})
+    for group in ("server", "reconciler"):
+        with pytest.raises(ConfigError, match=rf"{group}\.listen \(0\.0\.0\.0:7420\)"):
+            load_settings(None, {"auth": auth, group: {"listen": "0.0.0.0:7420"}})
 
 
 def test_the_password_is_not_shown() -> None:

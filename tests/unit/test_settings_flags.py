@@ -64,6 +64,8 @@ def test_an_address_that_can_be_listened_on_is_taken(listen: str) -> None:
         ("server.listen=:7420", "server.listen (:7420) must be host:port"),
         ("server.listen=127.0.0.1:http", "server.listen (127.0.0.1:http) must be host:port"),
         ("server.listen=127.0.0.1:99999", "server.listen: port 99999 must be at most 65535"),
+        ("reconciler.listen=here", "reconciler.listen (here) must be host:port"),
+        ("reconciler.listen=127.0.0.1:99999", "reconciler.listen: port 99999 must be at most 65535"),
         ("etcd.root=leasekeeper", "etcd.root (leasekeeper) must begin with a slash and not end in one"),
         ("etcd.root=/a/", "etcd.root (/a/) must begin with a slash and not end in one"),
     ],
