@@ -7,15 +7,16 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from coordinator.errors import KeyFormatError, LeaseNotFound, OutcomeUnknown, StorageError
+from coordinator.errors import CodecError, KeyFormatError, LeaseNotFound, OutcomeUnknown, StorageError
 from coordinator.etcd.change_feed import ChangeEvent, ChangeFeed, FeedConfig, WatchRange
 from coordinator.etcd.client import EtcdClient
-from coordinator.etcd.codec import FORMAT
+from coordinator.etcd.codec import FORMAT, decode_record
 from coordinator.etcd.keys import KeySpace
 from coordinator.etcd.lease_keeper import LeaseKeeper
 from coordinator.etcd.paging import pages
 from coordinator.etcd.set_aside import SetAside
 from coordinator.ports import Clock
+from leasekeeper.internal.etcd.v1.kv_pb2 import KeyValue
 from leasekeeper.internal.etcd.v1.watch_pb2 import Event
 from leasekeeper.internal.storage.v1.records_pb2 import CoordinatorRecord
 
@@ -32,6 +33,7 @@ class MembershipConfig:
         coordinator_id: unique among those that are alive.
         endpoint: where clients reach it; told to operators.
         version: of the software.
+        dispatches: it hands out jobs; False: it only repairs.
         ttl: a dead coordinator is forgotten after it.
         timeout: deadline of each call.
     """
@@ -39,6 +41,7 @@ class MembershipConfig:
     coordinator_id: str
     endpoint: str = ""
     version: str = ""
+    dispatches: bool = True
     ttl: int = 10
     timeout: float = 3.0
 
@@ -75,8 +78,11 @@ class EtcdMembership:
         self._config = config
         self._set_aside = set_aside
         self._clock = clock
-        self._others: set[str] = set()
-        self._members: tuple[str, ...] = (config.coordinator_id,)
+        # Whether each of the others hands out jobs.
+        self._others: dict[str, bool] = {}
+        self._members: tuple[str, ...] = ()
+        self._dispatchers: tuple[str, ...] = ()
+        self._sort()
         self._lease = 0
         self._joined = asyncio.Event()
         span = space.all_coordinators()
@@ -102,6 +108,10 @@ class EtcdMembership:
     def members(self) -> Sequence[str]:
         """Ids, sorted, this one included."""
         return self._members
+
+    def dispatchers(self) -> Sequence[str]:
+        """Those of them that hand out jobs."""
+        return self._dispatchers
 
     async def joined(self) -> None:
         """Wait until this coordinator has its lease."""
@@ -151,6 +161,7 @@ class EtcdMembership:
             endpoint=self._config.endpoint,
             version=self._config.version,
             started_ms=self._clock.now_ms(),
+            repairs_only=not self._config.dispatches,
         )
         key = self._space.coordinator(self.own_id)
         await self._client.put(key, record.SerializeToString(), lease=granted.id, timeout=timeout)
@@ -161,12 +172,12 @@ class EtcdMembership:
     async def relist(self, revision: int) -> None:
         """See ``FeedHandler.relist``."""
         deadline = self._clock.monotonic() + self._config.timeout
-        found: set[str] = set()
+        found: dict[str, bool] = {}
         span = self._space.all_coordinators()
         async for kv in pages(self._client, span, clock=self._clock, deadline=deadline):
             coordinator = self._parse(kv.key)
             if coordinator is not None:
-                found.add(coordinator)
+                found[coordinator] = self._hands_out(kv)
         self._others = found
         self._sort()
 
@@ -177,9 +188,9 @@ class EtcdMembership:
             if coordinator is None:
                 continue
             if event.type == Event.PUT:
-                self._others.add(coordinator)
+                self._others[coordinator] = self._hands_out(event.kv)
             else:
-                self._others.discard(coordinator)
+                self._others.pop(coordinator, None)
         self._sort()
 
     def freshness(self, fresh: bool) -> None:
@@ -192,5 +203,16 @@ class EtcdMembership:
             self._set_aside.add("coordinator", key, error)
             return None
 
+    def _hands_out(self, kv: KeyValue) -> bool:
+        """Whether the record says so; one that cannot be read is that of a coordinator like any other."""
+        try:
+            record = decode_record(CoordinatorRecord.FromString, kv.value, "coordinator")
+        except CodecError as error:
+            self._set_aside.add("coordinator", kv.key, error)
+            return True
+        return not record.repairs_only
+
     def _sort(self) -> None:
-        self._members = tuple(sorted(self._others | {self.own_id}))
+        known = self._others | {self.own_id: self._config.dispatches}
+        self._members = tuple(sorted(known))
+        self._dispatchers = tuple(sorted(one for one, hands_out in known.items() if hands_out))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Final
 
 from coordinator.errors import CodecError, KeyFormatError
@@ -46,6 +46,7 @@ class NamespaceFeed:
         clock: time.
         config: times of the watch.
         fraction: uniform in [0, 1), for jitter.
+        kinds: which of ``KINDS`` are watched.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class NamespaceFeed:
         clock: Clock,
         config: FeedConfig,
         fraction: Callable[[], float],
+        kinds: Collection[str] = KINDS,
     ) -> None:
         self._keys = keys
         self._changes = changes
@@ -71,7 +73,11 @@ class NamespaceFeed:
         self._release_timer: asyncio.TimerHandle | None = None
         self._failure: asyncio.Future[None] | None = None
         spans = (keys.all_ready(), keys.all_claims(), keys.all_sessions(), keys.all_cancels())
-        ranges = [WatchRange(kind, span.start, span.end) for kind, span in zip(KINDS, spans, strict=True)]
+        ranges = [
+            WatchRange(kind, span.start, span.end)
+            for kind, span in zip(KINDS, spans, strict=True)
+            if kind in kinds
+        ]
         self._feed = ChangeFeed(client, ranges, self, config, clock, fraction=fraction)
         self._deliver: dict[str, Callable[[ChangeEvent], None]] = {
             "ready": self._ready_event,

@@ -20,7 +20,7 @@ from coordinator.etcd.keys import DEFAULT_ROOT, KeySpace
 from coordinator.etcd.leader import EtcdLeadership, LeadershipConfig
 from coordinator.etcd.lease_keeper import LeaseKeeper, LeaseKeeperConfig
 from coordinator.etcd.membership import EtcdMembership, MembershipConfig
-from coordinator.etcd.namespace_feed import NamespaceFeed
+from coordinator.etcd.namespace_feed import KINDS, NamespaceFeed
 from coordinator.etcd.namespaces import EtcdNamespaceFeeds, NamespacesConfig
 from coordinator.etcd.own_revisions import OwnRevisions
 from coordinator.etcd.present import EtcdPresent, PresentConfig
@@ -45,6 +45,7 @@ class StoreConfig:
         root: what every key begins with.
         endpoint: where clients reach this coordinator.
         version: of the software.
+        dispatches: jobs are handed out here; False: it only repairs, and what waits is not watched.
         membership_ttl: seconds after which a dead coordinator is forgotten.
         committer, reads, leases, sessions, present, retention, namespaces, gauge, compaction, pressure,
         leadership:
@@ -57,6 +58,7 @@ class StoreConfig:
     root: str = DEFAULT_ROOT
     endpoint: str = ""
     version: str = ""
+    dispatches: bool = True
     membership_ttl: int = 10
     committer: CommitterConfig = field(default_factory=CommitterConfig)
     reads: GroupReadConfig = field(default_factory=GroupReadConfig)
@@ -179,6 +181,7 @@ class EtcdStore:
                 clock=clock,
                 config=config.namespaces.feed,
                 fraction=entropy.fraction,
+                kinds=[kind for kind in KINDS if config.dispatches or kind != "ready"],
             ),
             set_aside=self.set_aside,
             clock=clock,
@@ -193,6 +196,7 @@ class EtcdStore:
                 coordinator_id=config.coordinator_id,
                 endpoint=config.endpoint,
                 version=config.version,
+                dispatches=config.dispatches,
                 ttl=config.membership_ttl,
             ),
             feed=config.namespaces.feed,

@@ -126,6 +126,7 @@ def make_harness(etcd_server: EtcdProcess, namespace: str, store_root: str) -> H
         state_dir: Path | None = None,
         txn_timeout: float = 5.0,
         coordinator_id: str = "",
+        dispatches: bool = True,
     ) -> AsyncIterator[Harness]:
         clock = SystemClock()
         told = Told()
@@ -133,6 +134,7 @@ def make_harness(etcd_server: EtcdProcess, namespace: str, store_root: str) -> H
             etcd=EtcdConfig(endpoints=tuple((endpoint or etcd_server.endpoint).split(","))),
             coordinator_id=coordinator_id or uuid.uuid4().hex[:8],
             root=root or store_root,
+            dispatches=dispatches,
             retention=retention or RetentionConfig(),
             committer=CommitterConfig(txn_timeout=txn_timeout),
             present=PresentConfig(state_dir=state_dir, every=0.05),

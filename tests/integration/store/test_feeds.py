@@ -42,6 +42,19 @@ async def test_another_coordinator_hears_of_a_whole_life(make_harness: HarnessFa
         assert hearing.told.passed_to["claim"] > stored.revision
 
 
+async def test_who_only_repairs_hears_of_claims_and_sessions_and_not_of_what_waits(
+    make_harness: HarnessFactory,
+) -> None:
+    async with make_harness() as acting, make_harness(dispatches=False) as hearing:
+        await listening(hearing)
+        stored, token = await acting.claimed("j1")
+        assert (await acting.complete(stored, token)).won
+        await eventually(lambda: "claim_deleted" in kinds(hearing))
+        assert {"claim_put", "claim_deleted", "session_put"} <= set(kinds(hearing))
+        assert [] == [kind for kind in kinds(hearing) if "ready" in str(kind)]
+        assert "ready" not in hearing.told.passed_to
+
+
 async def test_own_changes_of_jobs_and_claims_are_passed_over_undecoded(harness: Harness) -> None:
     await listening(harness)
     stored, token = await harness.claimed("j1")

@@ -183,6 +183,30 @@ async def test_coordinators_know_each_other(make_harness: HarnessFactory) -> Non
         await eventually(lambda: tuple(one.store.membership.members()) == ("a",))
 
 
+async def test_who_only_repairs_is_a_member_that_hands_out_nothing(make_harness: HarnessFactory) -> None:
+    async with (
+        make_harness(coordinator_id="a") as one,
+        make_harness(coordinator_id="b", dispatches=False) as other,
+    ):
+        for each in (one, other):
+            membership = each.store.membership
+            await eventually(lambda m=membership: tuple(m.members()) == ("a", "b"))  # type: ignore[misc]
+            assert ("a",) == tuple(membership.dispatchers())
+        async with make_harness(coordinator_id="c") as late:
+            await eventually(lambda: tuple(late.store.membership.members()) == ("a", "b", "c"))
+            assert ("a", "c") == tuple(late.store.membership.dispatchers())
+
+
+async def test_a_member_whose_record_cannot_be_read_counts_as_one_that_hands_out(
+    make_harness: HarnessFactory,
+) -> None:
+    async with make_harness(coordinator_id="a") as one:
+        store = one.store
+        await store.client.put(store.space.coordinator("b"), b"\xff", timeout=5)
+        await eventually(lambda: tuple(store.membership.members()) == ("a", "b"))
+        assert ("a", "b") == tuple(store.membership.dispatchers())
+
+
 async def test_a_lost_membership_is_taken_again(make_harness: HarnessFactory) -> None:
     async with make_harness(coordinator_id="a") as one, make_harness(coordinator_id="b") as other:
         await eventually(lambda: "a" in other.store.membership.members())

@@ -586,10 +586,13 @@ class CoordinatorRecord(google.protobuf.message.Message):
     ENDPOINT_FIELD_NUMBER: builtins.int
     VERSION_FIELD_NUMBER: builtins.int
     STARTED_MS_FIELD_NUMBER: builtins.int
+    REPAIRS_ONLY_FIELD_NUMBER: builtins.int
     format: builtins.int
     endpoint: builtins.str
     version: builtins.str
     started_ms: builtins.int
+    repairs_only: builtins.bool
+    """It repairs and hands out no jobs: `leasekeeper reconciler`."""
     def __init__(
         self,
         *,
@@ -597,8 +600,9 @@ class CoordinatorRecord(google.protobuf.message.Message):
         endpoint: builtins.str = ...,
         version: builtins.str = ...,
         started_ms: builtins.int = ...,
+        repairs_only: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["endpoint", b"endpoint", "format", b"format", "started_ms", b"started_ms", "version", b"version"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["endpoint", b"endpoint", "format", b"format", "repairs_only", b"repairs_only", "started_ms", b"started_ms", "version", b"version"]) -> None: ...
 
 global___CoordinatorRecord = CoordinatorRecord
 
