@@ -14,6 +14,7 @@ from coordinator.app.store_settings import call_limits, store_config
 from coordinator.config import Settings
 from coordinator.core.rendezvous import preferred
 from coordinator.etcd.store import EtcdStore, StoreListeners
+from coordinator.observability.metrics import Metrics
 from coordinator.ports import Clock, Entropy
 from coordinator.reconciler.due import DuePass
 from coordinator.reconciler.loop import LoopConfig, PassLoop
@@ -27,6 +28,7 @@ from coordinator.services.dispatch import Dispatch, DispatchConfig
 from coordinator.services.holders import Holders
 from coordinator.services.index import Index, IndexConfig
 from coordinator.services.job_changes import JobChanges
+from coordinator.services.late_calls import LateCalls
 from coordinator.services.notices import NoticeHub
 from coordinator.services.queries import Queries
 from coordinator.services.redelivery import Redelivery
@@ -55,6 +57,7 @@ class Parts:
     dispatch: Dispatch
     subscription: Subscription
     notices: NoticeHub
+    metrics: Metrics
     servicers: Mapping[str, object]
     background: Mapping[str, Callable[[], Coroutine[Any, Any, None]]]
 
@@ -74,7 +77,8 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
     """
     changes, commits = ChangesRelay(), CommitRelay()
     own_id = entropy.identifier()
-    notices = NoticeHub(clock, entropy, coordinator_id=own_id)
+    metrics = Metrics(version)
+    notices = NoticeHub(clock, entropy, coordinator_id=own_id, sinks=(metrics.noticed,))
     store = EtcdStore(
         store_config(settings, coordinator_id=own_id, endpoint=endpoint, version=version),
         StoreListeners(changes=changes, commits=commits),
@@ -86,7 +90,8 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
     due = DuePass(store.jobs, store.namespaces, store.membership, clock)
     due_loop = PassLoop("due", due.step, clock, entropy, LoopConfig(interval_s=_DUE_EVERY_S))
     sweep_loop = PassLoop("lost sweep", lost.sweep, clock, entropy, LoopConfig(interval_s=_SWEEP_EVERY_S))
-    holders = Holders(lost.suspect)
+    holders = Holders(lost.suspect, notices=notices)
+    late = LateCalls(store.jobs, notices, metrics, clock)
     waiters = Waiters()
     arrivals = Arrivals(waiters, own_id=own_id, members=store.membership.members, preferred=preferred)
     index = Index(store.jobs, store.sessions, holders, clock, IndexConfig(), arrived=arrivals.arrived)
@@ -122,6 +127,7 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
             longest_interval_ms=round(settings.sessions.heartbeat_max_s * 1000),
         ),
         overdue=take_away.add,
+        late=late.add,
     )
     queries = Queries(store.jobs, holders)
     subscription = Subscription(
@@ -141,7 +147,9 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
         WorkerUseCases(
             sessions=sessions,
             dispatch=dispatch,
-            settlement=SettlementService(store.jobs, holders, store.present, clock, entropy),
+            settlement=SettlementService(
+                store.jobs, holders, store.present, clock, entropy, notices=notices, late=late.add
+            ),
         ),
         clock,
         limits,
@@ -152,10 +160,12 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
         dispatch=dispatch,
         subscription=subscription,
         notices=notices,
+        metrics=metrics,
         servicers={"leasekeeper.v1.JobService": jobs, "leasekeeper.v1.WorkerService": workers},
         background={
             "index": index.run,
             "abandoned": abandoned.run,
+            "late calls": late.run,
             "take away": take_away.run,
             "lost": lost.run,
             "due": due_loop.run,

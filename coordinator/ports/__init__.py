@@ -25,6 +25,7 @@ from coordinator.ports.surroundings import (
     Clock,
     Entropy,
     Membership,
+    Meters,
     Notices,
     StorageGauge,
 )
@@ -58,6 +59,7 @@ __all__ = [
     "JobStore",
     "KeptAlive",
     "Membership",
+    "Meters",
     "NamespaceFeeds",
     "Notices",
     "Operation",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from coordinator.core.notice import Notice
@@ -11,6 +11,7 @@ __all__ = [
     "Clock",
     "Entropy",
     "Membership",
+    "Meters",
     "Notices",
     "StorageGauge",
 ]
@@ -66,3 +67,16 @@ class Notices(Protocol):
 
     def publish(self, notice: Notice) -> None:
         """Tell whoever listens."""
+
+
+class Meters(Protocol):
+    """Counts that no notice tells. Synchronous, never blocks, never raises."""
+
+    def late_call(self, call: str) -> None:
+        """A call came with the token of an ended attempt: settlement, checkpoint or heartbeat."""
+
+    def pass_done(self, name: str, seconds: float, counts: Mapping[str, int], failed: int) -> None:
+        """A pass of the reconciler has run: how long, what it did by kind, and what it tried in vain."""
+
+    def pass_failed(self, name: str) -> None:
+        """A pass of the reconciler could not finish."""

@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from coordinator.core.fencing import split_token
-from coordinator.core.job import Claim, Progress
-from coordinator.ports import Session, Stored
+from coordinator.core.job import Claim, JobState, Progress
+from coordinator.core.notice import Notice, NoticeKind
+from coordinator.ports import Notices, Session, Stored
 from coordinator.services.api import Beat, HeldClaim
 
 __all__ = ["Holders", "Overdue", "Suspect"]
@@ -56,6 +57,8 @@ class _Held:
     progress: Progress | None = None
     last_beat_ms: int = 0
     sequence: int = -1
+    moved: bool = False
+    hung: bool = False
     # (monotonic seconds here, sender's monotonic ms) of the first beat of a span, and beats in it.
     same_since: tuple[float, int] | None = None
     missed_since: tuple[float, int] | None = None
@@ -68,10 +71,21 @@ class Holders:
 
     Args:
         suspect: called with each claim that seems lost; it must not block.
+        notices: told once of each claim whose session beats and whose handler does not move: for half of its
+            job's heartbeat timeout; or for ``hung_after_ms``, if its job has none and it has moved before.
+        hung_after_ms: None: a handler without a heartbeat timeout is never said to hang.
     """
 
-    def __init__(self, suspect: Callable[[Suspect], None]) -> None:
+    def __init__(
+        self,
+        suspect: Callable[[Suspect], None],
+        *,
+        notices: Notices,
+        hung_after_ms: int | None = None,
+    ) -> None:
         self._suspect = suspect
+        self._notices = notices
+        self._hung_after_ms = hung_after_ms
         self._held: dict[tuple[str, str], _Held] = {}
         self._of_session: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
         self._sessions: dict[tuple[str, str], Session] = {}
@@ -222,6 +236,7 @@ class Holders:
             said = listed.get(job_id)
             if said is not None and said.token == held.claim.token:
                 found = self._listed(held, said, beat, now, now_ms)
+                self._watch_for_hang(namespace, job_id, held, beat, now)
             else:
                 found = self._left_out(held, beat, ttl_ms, now)
             if found is not None and not held.reported:
@@ -245,12 +260,38 @@ class Holders:
         if said.progress is not None:
             held.progress = said.progress
         if held.same_since is None or said.sequence != held.sequence:
+            held.moved = held.same_since is not None
             held.sequence, held.same_since = said.sequence, (now, beat.sent_ms)
             return None
         limit = held.claim.heartbeat_timeout_ms
         if limit and _span(held.same_since, now, beat.sent_ms) >= limit:
             return False, f"heartbeat timeout: its handler did not move for {limit} ms"
         return None
+
+    def _watch_for_hang(self, namespace: str, job_id: str, held: _Held, beat: Beat, now: float) -> None:
+        """Tell of a handler that does not move, once; ``_listed`` has taken the beat in."""
+        if held.hung or held.same_since is None:
+            return
+        claim = held.claim
+        limit = claim.heartbeat_timeout_ms // 2 or (self._hung_after_ms if held.moved else None)
+        if not limit or _span(held.same_since, now, beat.sent_ms) < limit:
+            return
+        held.hung = True
+        notice = Notice(
+            kind=NoticeKind.HUNG,
+            reason=f"its session beats, and its handler has not moved for {limit} ms",
+            namespace=namespace,
+            queue=claim.queue,
+            type=claim.type,
+            job_id=job_id,
+            session_id=claim.session,
+            attempt=claim.attempt,
+            token=claim.token,
+            state_before=JobState.RUNNING,
+            state_after=JobState.RUNNING,
+            facts={"sequence": str(held.sequence)},
+        )
+        self._notices.publish(notice)
 
     @staticmethod
     def _left_out(held: _Held, beat: Beat, ttl_ms: int, now: float) -> tuple[bool, str] | None:

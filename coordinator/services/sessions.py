@@ -34,6 +34,7 @@ from coordinator.services.api import Authority, Beat, BeatReply, HeldClaim, NewS
 from coordinator.services.commits import commit_each, operation_of
 from coordinator.services.digests import made_session_id, session_digest
 from coordinator.services.holders import Holders, Overdue
+from coordinator.services.late_calls import HEARTBEAT
 from coordinator.services.storage_errors import refused
 
 __all__ = ["SessionConfig", "Sessions", "interval_ms", "margin_ms"]
@@ -63,6 +64,7 @@ class Sessions:
 
     Args:
         overdue: takes in the claims that a beat speaks against; it must not block.
+        late: takes in namespace, job id, token and kind of call, where a beat lists a claim that is gone.
     """
 
     def __init__(
@@ -76,6 +78,7 @@ class Sessions:
         config: SessionConfig,
         *,
         overdue: Callable[[Sequence[Overdue]], None],
+        late: Callable[[str, str, int, str], None],
     ) -> None:
         self._jobs = jobs
         self._sessions = sessions
@@ -85,6 +88,7 @@ class Sessions:
         self._clock = clock
         self._config = config
         self._overdue = overdue
+        self._late = late
 
     async def open(self, namespace: str, new: NewSession, deadline: float) -> OpenedSession:
         """Open a session; the same request again answers the same session.
@@ -130,13 +134,16 @@ class Sessions:
         """
         for _ in range(self._config.tries):
             try:
-                kept, read = await self._renew_and_read(namespace, beat, deadline)
+                renewed = await self._renew_and_read(namespace, beat, deadline)
             except (OutcomeUnknown, EtcdUnavailable, NotApplied):
                 return BeatReply(authority=Authority.UNKNOWN)
-            if kept.ttl_ms <= 0 or read is None or read.session is None:
+            if renewed is None:
+                for held in beat.claims:
+                    self._late(namespace, held.job_id, held.token, HEARTBEAT)
                 raise _gone(beat.session_id)
+            kept, read, session = renewed
             if kept.raft_term == read.raft_term and not self._present.regressed:
-                return self._confirmed(namespace, beat, kept, read, read.session)
+                return self._confirmed(namespace, beat, kept, read, session)
             if self._clock.monotonic() >= deadline:
                 break
         return BeatReply(authority=Authority.UNKNOWN)
@@ -164,21 +171,26 @@ class Sessions:
 
     async def _renew_and_read(
         self, namespace: str, beat: Beat, deadline: float
-    ) -> tuple[KeptAlive, Confirmation | None]:
+    ) -> tuple[KeptAlive, Confirmation, Session] | None:
+        """None: the session has ended."""
         # A session's id is its lease's: who names another's must not keep that alive.
         known = self._holders.session(namespace, beat.session_id)
         if known is None and not await self._sessions.read(namespace, beat.session_id, deadline=deadline):
-            raise _gone(beat.session_id)
+            return None
         kept = await self._sessions.keep_alive(beat.session_id, deadline=deadline)
         if kept.ttl_ms <= 0:
-            return kept, None
+            return None
         job_ids = [held.job_id for held in beat.claims]
-        return kept, await self._sessions.confirm(namespace, beat.session_id, job_ids, deadline=deadline)
+        read = await self._sessions.confirm(namespace, beat.session_id, job_ids, deadline=deadline)
+        return (kept, read, read.session) if read.session is not None else None
 
     def _confirmed(
         self, namespace: str, beat: Beat, kept: KeptAlive, read: Confirmation, session: Session
     ) -> BeatReply:
         verdicts = tuple(_verdict(held, read) for held in beat.claims)
+        for held, verdict in zip(beat.claims, verdicts, strict=True):
+            if verdict is Verdict.LOST:
+                self._late(namespace, held.job_id, held.token, HEARTBEAT)
         ttl_ms = kept.ttl_ms
         late = self._holders.beaten(
             namespace, beat, ttl_ms=ttl_ms, now=self._clock.monotonic(), now_ms=self._clock.now_ms()

@@ -7,21 +7,33 @@ again.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from coordinator import failpoints
 from coordinator.core.commands import Fail, Settlement
 from coordinator.core.copying import changed
-from coordinator.core.job import Claim, JobState, Progress
+from coordinator.core.job import Claim, Job, JobState, Progress
 from coordinator.core.machine import Decision, Refusal, Replay, Unchanged, decide
+from coordinator.core.notice import Notice, NoticeKind
 from coordinator.errors import CodecError, Reason, RequestError, StorageError
-from coordinator.ports import Checkpoint, Clock, Commit, Entropy, JobStore, Operation, Present, Stored
+from coordinator.ports import (
+    Checkpoint,
+    Clock,
+    Commit,
+    Entropy,
+    JobStore,
+    Notices,
+    Operation,
+    Present,
+    Stored,
+)
 from coordinator.services.api import Settle, Settled
 from coordinator.services.commits import commit_each, operation_of
 from coordinator.services.digests import settlement_digest
 from coordinator.services.fencing import check_present, check_token, is_foreign
+from coordinator.services.late_calls import CHECKPOINT, SETTLEMENT
 from coordinator.services.storage_errors import RETRY_MS, refused
 
 __all__ = ["HeldJobs", "SettlementConfig", "SettlementService"]
@@ -62,6 +74,7 @@ class _Case:
 
 _Result = Settled | RequestError
 _WAITING = (JobState.SCHEDULED, JobState.PENDING)
+_NOTABLE = {JobState.DEAD: NoticeKind.DEAD, JobState.QUARANTINED: NoticeKind.QUARANTINED}
 
 
 class SettlementService:
@@ -74,6 +87,8 @@ class SettlementService:
         clock: times in records.
         entropy: jitter of backoff.
         config: bounds.
+        notices: told of jobs that end DEAD or QUARANTINED.
+        late: takes in namespace, job id, token and kind of a call that was refused as CLAIM_LOST.
     """
 
     def __init__(
@@ -84,6 +99,9 @@ class SettlementService:
         clock: Clock,
         entropy: Entropy,
         config: SettlementConfig | None = None,
+        *,
+        notices: Notices,
+        late: Callable[[str, str, int, str], None],
     ) -> None:
         self._store = store
         self._holders = holders
@@ -91,6 +109,8 @@ class SettlementService:
         self._clock = clock
         self._entropy = entropy
         self._config = config or SettlementConfig()
+        self._notices = notices
+        self._late = late
 
     async def settle(
         self, namespace: str, items: Sequence[Settle], deadline: float
@@ -152,6 +172,10 @@ class SettlementService:
             return await self._store.save_checkpoint(namespace, job_id, token, saved, deadline=deadline)
         except (StorageError, CodecError) as storage_error:
             raise refused(storage_error, {"job_id": job_id}) from storage_error
+        except RequestError as refusal:
+            if refusal.reason is Reason.CLAIM_LOST:
+                self._late(namespace, job_id, token, CHECKPOINT)
+            raise
 
     async def _claim_of(self, namespace: str, job_id: str, token: int, deadline: float) -> Claim:
         remembered = self._holders.running(namespace, job_id)
@@ -205,6 +229,8 @@ class SettlementService:
                     assert operation.after is not None, "a settlement deletes no job"
                     ready_ms = operation.after.ready_ms if operation.after.state in _WAITING else 0
                     results[case.index] = Settled(case.job_id, operation.after.state, ready_ms)
+                    if operation.after.state in _NOTABLE:
+                        self._notices.publish(_notice(case, operation.after))
                 else:
                     case.stored, case.claim, case.known = commit.stored, commit.claim, True
                     cases.append(case)
@@ -252,6 +278,7 @@ class SettlementService:
         stored = case.stored
         if case.foreign and stored is not None:
             results[case.index] = _lost(case.job_id, case.command.token, stored, case.claim)
+            self._late(stored.job.namespace, case.job_id, case.command.token, SETTLEMENT)
             return
         job = stored.job if stored is not None else None
         outcome = decide(job, case.claim, case.command, self._clock.now_ms())
@@ -265,9 +292,29 @@ class SettlementService:
         elif isinstance(outcome, Refusal):
             facts = {"job_id": case.job_id, **outcome.metadata}
             results[case.index] = RequestError(outcome.reason, outcome.message, metadata=facts)
+            if job is not None and outcome.reason is Reason.CLAIM_LOST:
+                self._late(job.namespace, case.job_id, case.command.token, SETTLEMENT)
         else:
             assert isinstance(outcome, Unchanged)
             results[case.index] = Settled(case.job_id, outcome.job.state, 0)
+
+
+def _notice(case: _Case, job: Job) -> Notice:
+    last = job.attempts[-1]
+    return Notice(
+        kind=_NOTABLE[job.state],
+        reason=job.end_reason,
+        namespace=job.namespace,
+        queue=job.terms.queue,
+        type=job.terms.type,
+        job_id=job.job_id,
+        session_id=last.session,
+        attempt=last.number,
+        token=case.command.token,
+        state_before=JobState.RUNNING,
+        state_after=job.state,
+        facts={"failure_type": last.failure_type} if last.failure_type else {},
+    )
 
 
 def _lost(job_id: str, token: int, stored: Stored, claim: Claim | None) -> RequestError:

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from coordinator.core.notice import Notice, NoticeKind
 from tests.support.memory_etcd import MemoryEtcd
 
-__all__ = ["FixedMembers", "FixedPresent", "OpenGauge", "RecordedNotices", "SteadyEntropy", "StillFeeds"]
+__all__ = [
+    "FixedMembers",
+    "FixedPresent",
+    "OpenGauge",
+    "RecordedMeters",
+    "RecordedNotices",
+    "SteadyEntropy",
+    "StillFeeds",
+]
 
 
 class StillFeeds:
@@ -68,6 +77,27 @@ class FixedMembers:
     def members(self) -> Sequence[str]:
         """All of them, sorted."""
         return self._members
+
+
+class RecordedMeters:
+    """``ports.Meters`` that adds up."""
+
+    def __init__(self) -> None:
+        self.late_calls: Counter[str] = Counter()
+        self.passes: list[tuple[str, float, dict[str, int], int]] = []
+        self.failed_passes: Counter[str] = Counter()
+
+    def late_call(self, call: str) -> None:
+        """Count it."""
+        self.late_calls[call] += 1
+
+    def pass_done(self, name: str, seconds: float, counts: Mapping[str, int], failed: int) -> None:
+        """Keep it."""
+        self.passes.append((name, seconds, dict(counts), failed))
+
+    def pass_failed(self, name: str) -> None:
+        """Count it."""
+        self.failed_passes[name] += 1
 
 
 class RecordedNotices:

@@ -24,12 +24,14 @@ from coordinator.services.api import NewJob, SubmitOutcome
 from coordinator.services.holders import Holders
 from coordinator.services.index import Index, IndexConfig
 from coordinator.services.job_changes import JobChanges
+from coordinator.services.late_calls import LateCalls
 from coordinator.services.queries import Queries
 from coordinator.services.settlement import SettlementService
 from coordinator.services.submission import Submission
 from coordinator.services.subscription import Subscription
 from tests.integration.store.conftest import MachineEntropy
 from tests.support.builders import a_session, claim_job
+from tests.support.fake_ports import RecordedMeters, RecordedNotices
 
 
 @dataclass
@@ -102,7 +104,9 @@ def start_side(etcd_server: EtcdProcess, namespace: str) -> SideFactory:
             store.jobs, store.namespaces, store.present, store.membership, clock, LostConfig(others_s=0.2)
         )
         due = DuePass(store.jobs, store.namespaces, store.membership, clock)
-        holders = Holders(lost.suspect)
+        notices = RecordedNotices()
+        holders = Holders(lost.suspect, notices=notices)
+        late = LateCalls(store.jobs, notices, RecordedMeters(), clock)
         index = Index(
             store.jobs, store.sessions, holders, clock, IndexConfig(), arrived=lambda pair, job_id: None
         )
@@ -115,7 +119,9 @@ def start_side(etcd_server: EtcdProcess, namespace: str) -> SideFactory:
             store=store,
             holders=holders,
             submission=Submission(store.jobs, store.namespaces, store.gauge, clock, entropy),
-            settlement=SettlementService(store.jobs, holders, store.present, clock, entropy),
+            settlement=SettlementService(
+                store.jobs, holders, store.present, clock, entropy, notices=notices, late=late.add
+            ),
             changes=JobChanges(store.jobs, holders, clock),
             queries=queries,
             subscription=subscription,

@@ -9,11 +9,20 @@ import pytest
 
 from coordinator.core.job import Claim, Progress
 from coordinator.ports import Commit, Session, Stored
+from coordinator.services.late_calls import LateCalls
 from coordinator.services.settlement import SettlementService
 from coordinator.services.submission import Submission
 from tests.support.builders import a_job, a_session, claim_job, open_session, store_job
 from tests.support.clock import SteppingClock
-from tests.support.fake_ports import FixedMembers, FixedPresent, OpenGauge, SteadyEntropy, StillFeeds
+from tests.support.fake_ports import (
+    FixedMembers,
+    FixedPresent,
+    OpenGauge,
+    RecordedMeters,
+    RecordedNotices,
+    SteadyEntropy,
+    StillFeeds,
+)
 from tests.support.memory_etcd import MemoryEtcd
 from tests.support.memory_job_store import MemoryJobStore, MemorySessionStore
 
@@ -59,8 +68,18 @@ class World:
         self.entropy = SteadyEntropy()
         self.members = FixedMembers()
         self.holders = RememberedJobs()
+        self.notices, self.meters = RecordedNotices(), RecordedMeters()
+        self.late_calls = LateCalls(self.store, self.notices, self.meters, self.clock)
         self.submission = Submission(self.store, self.feeds, self.gauge, self.clock, self.entropy)
-        self.settlement = SettlementService(self.store, self.holders, self.present, self.clock, self.entropy)
+        self.settlement = SettlementService(
+            self.store,
+            self.holders,
+            self.present,
+            self.clock,
+            self.entropy,
+            notices=self.notices,
+            late=self.late_calls.add,
+        )
 
     @property
     def deadline(self) -> float:

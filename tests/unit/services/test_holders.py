@@ -8,10 +8,12 @@ import pytest
 
 from coordinator.core.fencing import make_token
 from coordinator.core.job import Claim, Progress
+from coordinator.core.notice import NoticeKind
 from coordinator.ports import Stored
 from coordinator.services.api import Beat, HeldClaim
 from coordinator.services.holders import Holders, Suspect
 from tests.support.builders import a_claim, a_job, a_session
+from tests.support.fake_ports import RecordedNotices
 
 NS, S = "default", "00000000000000a1"
 
@@ -30,8 +32,13 @@ def suspects() -> list[Suspect]:
 
 
 @pytest.fixture
-def holders(suspects: list[Suspect]) -> Holders:
-    return Holders(suspects.append)
+def notices() -> RecordedNotices:
+    return RecordedNotices()
+
+
+@pytest.fixture
+def holders(suspects: list[Suspect], notices: RecordedNotices) -> Holders:
+    return Holders(suspects.append, notices=notices)
 
 
 def beat(number: int, *claims: HeldClaim, sent_ms: int) -> Beat:
@@ -176,3 +183,65 @@ def test_the_record_of_a_claim_that_has_ended_brings_it_back_for_nobody(holders:
     holders.claimed(NS, "j1", claim_at(30), None)
     holders.recorded(NS, "j1", claim_at(30), stored)
     assert holders.running(NS, "j1") == (stored, claim_at(30))
+
+
+def beat_on(holders: Holders, sequences: list[int], *, every_ms: int = 1_000) -> None:
+    """Beats at a steady pace, on both clocks, with these sequences."""
+    for number, sequence in enumerate(sequences):
+        at = number * every_ms
+        said = beat(number, held(10, sequence), sent_ms=at)
+        holders.beaten(NS, said, ttl_ms=60_000, now=at / 1000, now_ms=at)
+
+
+def test_a_handler_that_does_not_move_for_half_of_its_timeout_is_told_once(
+    holders: Holders, notices: RecordedNotices
+) -> None:
+    holders.claimed(NS, "j1", claim_at(10, heartbeat_timeout_ms=10_000), None)
+
+    beat_on(holders, [1, 2, *[2] * 4])
+    assert notices.notices == []
+    beat_on(holders, [3, *[3] * 20])
+
+    [notice] = notices.of(NoticeKind.HUNG)
+    assert (notice.namespace, notice.job_id, notice.session_id) == (NS, "j1", S)
+    assert (notice.queue, notice.type, notice.token) == ("q", "t", token(10))
+    assert "5000 ms" in notice.reason
+
+
+def test_a_handler_that_keeps_moving_is_not_said_to_hang(holders: Holders, notices: RecordedNotices) -> None:
+    holders.claimed(NS, "j1", claim_at(10, heartbeat_timeout_ms=10_000), None)
+
+    beat_on(holders, [number // 4 for number in range(100)])
+
+    assert notices.notices == []
+
+
+def test_a_handler_without_a_heartbeat_timeout_is_never_said_to_hang(
+    holders: Holders, notices: RecordedNotices
+) -> None:
+    holders.claimed(NS, "j1", claim_at(10), None)
+
+    beat_on(holders, [1, 2, *[2] * 1_000])
+
+    assert notices.notices == []
+
+
+def test_where_a_threshold_is_set_only_a_handler_that_has_moved_hangs(suspects: list[Suspect]) -> None:
+    for sequences, hung in (([0] * 50, 0), ([0, 1, *[1] * 50], 1)):
+        notices = RecordedNotices()
+        holders = Holders(suspects.append, notices=notices, hung_after_ms=20_000)
+        holders.claimed(NS, "j1", claim_at(10), None)
+
+        beat_on(holders, sequences)
+
+        assert len(notices.of(NoticeKind.HUNG)) == hung
+
+
+def test_beats_that_arrive_late_or_lie_about_time_make_nobody_hang(
+    holders: Holders, notices: RecordedNotices
+) -> None:
+    holders.claimed(NS, "j1", claim_at(10, heartbeat_timeout_ms=10_000), None)
+
+    for now, sent_ms in ((0.0, 0), (60.0, 1), (60.1, 2), (60.2, 4_000)):
+        holders.beaten(NS, beat(1, held(10, 1), sent_ms=sent_ms), ttl_ms=60_000, now=now, now_ms=0)
+    assert notices.notices == []

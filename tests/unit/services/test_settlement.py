@@ -13,10 +13,11 @@ from coordinator.core.fencing import make_token
 from coordinator.core.invariants import check_job, check_keys
 from coordinator.core.job import AttemptOutcome, JobState, Progress
 from coordinator.core.machine import Decision, decide
+from coordinator.core.notice import NoticeKind
 from coordinator.errors import EtcdUnavailable, Reason, RequestError
 from coordinator.ports import Commit, Operation
 from coordinator.services.api import Settle, Settled
-from tests.support.builders import a_session, claim_job, open_session
+from tests.support.builders import a_job, a_session, claim_job, open_session, store_job
 from tests.support.memory_etcd import Fault
 from tests.unit.services.conftest import World
 
@@ -365,3 +366,24 @@ async def test_a_memory_of_an_earlier_attempt_refuses_nobody(world: World) -> No
     assert snapshot.checkpoint.attempt == 2
     world.holders.remember(old)
     assert (await settle_one(world, complete(new))).state is JobState.SUCCEEDED
+
+
+async def test_a_job_that_its_settlement_ends_dead_is_told(world: World) -> None:
+    claimed = await world.running()
+
+    await settle_one(world, fail(claimed, no_retry=True))
+
+    [notice] = world.notices.notices
+    assert (notice.kind, notice.job_id, notice.token) == (NoticeKind.DEAD, "j1", claimed.token)
+    assert (notice.state_before, notice.state_after) == (JobState.RUNNING, JobState.DEAD)
+    assert notice.reason == world.stored().job.end_reason
+    assert notice.facts == {"failure_type": "Boom"}
+
+
+async def test_a_job_that_goes_on_or_ends_well_is_not_told(world: World) -> None:
+    claimed = await world.running()
+    await settle_one(world, fail(claimed))
+    other = await claim_job(world.store, await store_job(world.store, a_job("j2")))
+    await settle_one(world, complete(other), "j2")
+
+    assert world.notices.notices == []

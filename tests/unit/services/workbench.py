@@ -17,12 +17,13 @@ from coordinator.services.arrivals import Arrivals
 from coordinator.services.dispatch import Dispatch, DispatchConfig
 from coordinator.services.holders import Holders, Suspect
 from coordinator.services.index import Index, IndexConfig
+from coordinator.services.late_calls import LateCalls
 from coordinator.services.redelivery import Redelivery
 from coordinator.services.sessions import SessionConfig, Sessions
 from coordinator.services.waiters import Waiters
 from tests.support.builders import FAR, a_job, open_session, store_job
 from tests.support.clock import SteppingClock
-from tests.support.fake_ports import FixedPresent, SteadyEntropy, StillFeeds
+from tests.support.fake_ports import FixedPresent, RecordedMeters, RecordedNotices, SteadyEntropy, StillFeeds
 from tests.support.memory_etcd import MemoryEtcd
 from tests.support.memory_job_store import MemoryJobStore, MemorySessionStore
 
@@ -48,7 +49,9 @@ class Coordinator:
     def __post_init__(self) -> None:
         self.jobs = MemoryJobStore(self.etcd)
         self.session_store = MemorySessionStore(self.etcd)
-        self.holders = Holders(self.suspects.append)
+        self.notices, self.meters = RecordedNotices(), RecordedMeters()
+        self.holders = Holders(self.suspects.append, notices=self.notices)
+        self.late_calls = LateCalls(self.jobs, self.notices, self.meters, self.clock)
         self.waiters = Waiters()
         self.present = FixedPresent(self.etcd)
         self.arrivals = Arrivals(
@@ -92,6 +95,7 @@ class Coordinator:
             self.clock,
             SessionConfig(),
             overdue=self.take_away.add,
+            late=self.late_calls.add,
         )
 
     async def start(self) -> None:
