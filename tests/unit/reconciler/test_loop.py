@@ -111,3 +111,66 @@ async def test_it_rests_while_it_is_not_its_turn() -> None:
         turn = True
         await clock.advance(1.5)
         assert step.runs >= 1
+
+
+async def test_failures_in_a_row_are_trouble_until_a_run_succeeds() -> None:
+    step, clock = Step(), SteppingClock()
+    step.error = EtcdUnavailable("no member answers")
+    loop = a_loop(step, clock)
+    async with running(loop):
+        await clock.advance(1)
+        assert (1, "") == (step.runs, loop.trouble)
+        await clock.advance(10)
+        assert "pass test failed" in loop.trouble
+        assert "no member answers" in loop.trouble
+        step.error = None
+        await clock.advance(6)
+        assert loop.trouble == ""
+
+
+async def test_the_text_of_a_fault_of_our_own_is_not_told() -> None:
+    step, clock = Step(), SteppingClock()
+    step.error = ZeroDivisionError("planned")
+    loop = a_loop(step, clock)
+    async with running(loop):
+        await clock.advance(30)
+        assert loop.trouble.endswith("ZeroDivisionError")
+
+
+async def test_a_run_that_does_not_end_is_trouble() -> None:
+    clock = SteppingClock()
+
+    async def for_ever() -> bool:
+        await asyncio.Event().wait()
+        return False
+
+    loop = PassLoop("test", for_ever, clock, SteadyEntropy(), LoopConfig(interval_s=1.0, alarm_s=60.0))
+    async with running(loop):
+        await clock.advance(60)
+        assert loop.trouble == ""
+        await clock.advance(1)
+        assert "has not ended a run for 61 s" in loop.trouble
+
+
+async def test_a_long_interval_is_no_trouble() -> None:
+    clock = SteppingClock()
+    config = LoopConfig(interval_s=100.0, jitter=0.0, alarm_s=60.0)
+    loop = PassLoop("test", Step(), clock, SteadyEntropy(), config)
+    async with running(loop):
+        await clock.advance(95)
+        assert loop.trouble == ""
+
+
+async def test_whoever_need_not_act_is_in_no_trouble() -> None:
+    step, clock = Step(), SteppingClock()
+    turn = True
+    step.error = EtcdUnavailable("planned")
+    loop = a_loop(step, clock, active=lambda: turn)
+    async with running(loop):
+        await clock.advance(30)
+        assert loop.trouble
+        turn = False
+        await clock.advance(6)
+        assert loop.trouble == ""
+        await clock.advance(1_000)
+        assert loop.trouble == ""
