@@ -6,15 +6,36 @@ Modules log through the standard library's loggers by name; this is the one plac
 from __future__ import annotations
 
 import logging
+import re
 import sys
 from typing import Final, TextIO
 
 import structlog
-from structlog.typing import Processor
+from structlog.typing import EventDict, Processor
 
 __all__ = ["configure_logging"]
 
 _NOISY: Final = ("grpc", "asyncio")
+_CONTROL: Final = re.compile("[\\x00-\\x1f\\x7f-\\x9f\\u2028\\u2029\\ud800-\\udfff]")
+_TRACEBACK_MARGIN: Final = "    | "
+
+
+def _escaped(text: str) -> str:
+    """``text`` without anything that ends a line or speaks to a terminal."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape", "surrogatepass").decode(), text)
+
+
+def _escape(_: object, __: str, event: EventDict) -> EventDict:
+    """For the console: what callers and exceptions say forges no line. JSON escapes by itself."""
+    for name, value in event.items():
+        if not isinstance(value, str):
+            continue
+        if name == "exception":
+            lines = (_TRACEBACK_MARGIN + _escaped(line) for line in value.split("\n"))
+            event[name] = "\n".join(lines)
+        else:
+            event[name] = _escaped(value)
+    return event
 
 
 def _processors() -> list[Processor]:
@@ -38,7 +59,14 @@ def configure_logging(level: str = "info", style: str = "auto", stream: TextIO |
     console = style == "console" or (style == "auto" and out.isatty())
     renderer: list[Processor]
     if console:
-        renderer = [structlog.dev.ConsoleRenderer(colors=out.isatty())]
+        # Tracebacks keep their lines, each behind a margin: nothing in them looks like an event.
+        renderer = [
+            structlog.processors.format_exc_info,
+            _escape,
+            structlog.dev.ConsoleRenderer(
+                colors=out.isatty(), exception_formatter=structlog.dev.plain_traceback
+            ),
+        ]
     else:
         # The traceback becomes a field, and JSON escapes every line break: one event stays one line.
         renderer = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]

@@ -55,3 +55,32 @@ def test_what_lies_below_the_level_is_left_out() -> None:
     logging.getLogger("t").info("quiet")
 
     assert "" == out.getvalue()
+
+
+@pytest.mark.parametrize(
+    "text", ["a\nb", "a\r\n2026-01-01 CRITICAL forged", "\x00\x1b[2J\x85\u2028", "\udc80"]
+)
+def test_on_the_console_too_one_event_is_one_line(text: str) -> None:
+    """Fault case 158."""
+    out = io.StringIO()
+    configure_logging("info", "console", out)
+
+    logging.getLogger("t").warning("seen %s", text, extra={"job_id": text, "facts": {text: text}})
+
+    assert len(out.getvalue().splitlines()) == 1
+    assert not set("\x1b\x00\x85\u2028\r") & set(out.getvalue())
+
+
+def test_on_the_console_nothing_in_a_traceback_looks_like_an_event() -> None:
+    out = io.StringIO()
+    configure_logging("info", "console", out)
+    try:
+        raise ValueError("a\n2026-01-01 CRITICAL forged\x1b[2J")
+    except ValueError:
+        logging.getLogger("t").exception("failed")
+
+    event, *traceback = out.getvalue().splitlines()
+    assert "failed" in event
+    assert all(line.startswith("    | ") or not line for line in traceback)
+    assert any("forged" in line for line in traceback)
+    assert "\x1b" not in out.getvalue()
