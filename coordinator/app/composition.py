@@ -5,31 +5,25 @@ Every part of a coordinator, made once and handed to whoever needs it. Nothing r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Final
 
-from coordinator.app.relay import ChangesRelay, CommitRelay
-from coordinator.app.store_settings import call_limits, store_config
+from coordinator.app.foundation import lay_foundation
+from coordinator.app.parts import Parts, Role
+from coordinator.app.recovery import compose_recovery
+from coordinator.app.store_settings import call_limits
 from coordinator.config import Settings
 from coordinator.core.rendezvous import preferred
-from coordinator.etcd.store import EtcdStore, StoreListeners
-from coordinator.observability.metrics import Metrics
 from coordinator.ports import Clock, Entropy
-from coordinator.reconciler.due import DuePass
-from coordinator.reconciler.loop import LoopConfig, PassLoop
-from coordinator.reconciler.lost import LostPass
 from coordinator.reconciler.take_away import TakeAwayPass
 from coordinator.rpc.job_servicer import JobServicer, JobUseCases
+from coordinator.rpc.methods import SERVICES
 from coordinator.rpc.worker_servicer import WorkerServicer, WorkerUseCases
 from coordinator.services.abandoned import Abandoned
 from coordinator.services.arrivals import Arrivals
 from coordinator.services.dispatch import Dispatch, DispatchConfig
-from coordinator.services.holders import Holders
 from coordinator.services.index import Index, IndexConfig
 from coordinator.services.job_changes import JobChanges
 from coordinator.services.late_calls import LateCalls
-from coordinator.services.notices import NoticeHub
 from coordinator.services.queries import Queries
 from coordinator.services.redelivery import Redelivery
 from coordinator.services.sessions import SessionConfig, Sessions
@@ -38,28 +32,7 @@ from coordinator.services.submission import Submission
 from coordinator.services.subscription import Subscription, SubscriptionConfig
 from coordinator.services.waiters import Waiters
 
-__all__ = ["Parts", "compose"]
-
-_DUE_EVERY_S = 0.25
-_SWEEP_EVERY_S = 30.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """What runs, and what is drained.
-
-    ``servicers``: by full name of the service. ``background``: what runs beside the store until the
-    coordinator stops; none of it ends by itself.
-    """
-
-    store: EtcdStore
-    index: Index
-    dispatch: Dispatch
-    subscription: Subscription
-    notices: NoticeHub
-    metrics: Metrics
-    servicers: Mapping[str, object]
-    background: Mapping[str, Callable[[], Coroutine[Any, Any, None]]]
+__all__ = ["COORDINATOR", "compose"]
 
 
 def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str, version: str) -> Parts:
@@ -75,28 +48,19 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
     Raises:
         ConfigError: a file cannot be read, or settings do not fit the store.
     """
-    changes, commits = ChangesRelay(), CommitRelay()
-    own_id = entropy.identifier()
-    metrics = Metrics(version)
-    notices = NoticeHub(clock, entropy, coordinator_id=own_id, sinks=(metrics.noticed,))
-    store = EtcdStore(
-        store_config(settings, coordinator_id=own_id, endpoint=endpoint, version=version),
-        StoreListeners(changes=changes, commits=commits),
-        clock=clock,
-        entropy=entropy,
-    )
+    base = lay_foundation(settings, clock, entropy, endpoint=endpoint, version=version, dispatches=True)
+    store, notices, metrics = base.store, base.notices, base.metrics
+    recovery = compose_recovery(base, sweeps=settings.reconciler.enabled)
+    holders = recovery.holders
     limits = call_limits(settings)
-    lost = LostPass(store.jobs, store.namespaces, store.present, store.membership, clock)
-    due = DuePass(store.jobs, store.namespaces, store.membership, clock)
-    due_loop = PassLoop("due", due.step, clock, entropy, LoopConfig(interval_s=_DUE_EVERY_S))
-    sweep_loop = PassLoop("lost sweep", lost.sweep, clock, entropy, LoopConfig(interval_s=_SWEEP_EVERY_S))
-    holders = Holders(lost.suspect, notices=notices)
     late = LateCalls(store.jobs, notices, metrics, clock)
     waiters = Waiters()
-    arrivals = Arrivals(waiters, own_id=own_id, members=store.membership.members, preferred=preferred)
+    arrivals = Arrivals(
+        waiters, own_id=base.own_id, members=store.membership.dispatchers, preferred=preferred
+    )
     index = Index(store.jobs, store.sessions, holders, clock, IndexConfig(), arrived=arrivals.arrived)
-    changes.bind(index)
-    commits.bind((index, due))
+    base.changes.bind(index)
+    base.commits.bind((index, recovery.due))
     abandoned = Abandoned(store.jobs, clock, arrived=arrivals.arrived)
     take_away = TakeAwayPass(store.jobs, clock, entropy, again=holders.report_again)
     dispatch = Dispatch(
@@ -113,7 +77,7 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
         clock,
         entropy,
         DispatchConfig(),
-        expired=lambda namespace, job_id: due_loop.wake(),
+        expired=lambda namespace, job_id: recovery.due_loop.wake(),
     )
     sessions = Sessions(
         store.jobs,
@@ -156,9 +120,6 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
     )
     return Parts(
         store=store,
-        index=index,
-        dispatch=dispatch,
-        subscription=subscription,
         notices=notices,
         metrics=metrics,
         servicers={"leasekeeper.v1.JobService": jobs, "leasekeeper.v1.WorkerService": workers},
@@ -167,8 +128,12 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
             "abandoned": abandoned.run,
             "late calls": late.run,
             "take away": take_away.run,
-            "lost": lost.run,
-            "due": due_loop.run,
-            "lost sweep": sweep_loop.run,
+            **recovery.background,
         },
+        listed=lambda: all(index.ready(name) for name in store.namespaces.namespaces()),
+        drains=(dispatch.drain, subscription.drain),
+        closes=(subscription.close,),
     )
+
+
+COORDINATOR: Final = Role(name="coordinator", services=tuple(SERVICES), compose=compose)

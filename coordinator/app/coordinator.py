@@ -17,9 +17,10 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
 
-from coordinator.app.composition import Parts, compose
+from coordinator.app.composition import COORDINATOR
 from coordinator.app.etcd_version import check_etcd_version
 from coordinator.app.machine import SystemClock, SystemEntropy
+from coordinator.app.parts import Parts, Role
 from coordinator.app.store_settings import guard_config, listen_config
 from coordinator.config import Settings
 from coordinator.errors import ConfigError, StorageError
@@ -27,7 +28,6 @@ from coordinator.ports import Clock, Entropy
 from coordinator.rpc.auth import TokenTable
 from coordinator.rpc.call_guard import CallGuard
 from coordinator.rpc.health import Health
-from coordinator.rpc.methods import SERVICES
 from coordinator.rpc.server import RpcServer
 
 __all__ = ["Coordinator", "running_coordinator"]
@@ -51,24 +51,32 @@ def software_version() -> str:
 
 
 class Coordinator:
-    """A coordinator; ``run`` once, inside one event loop.
+    """A coordinator, or another process of the service; ``run`` once, inside one event loop.
 
     Args:
         settings: checked settings.
+        role: what it consists of.
         clock: time.
         entropy: randomness and ids.
     """
 
     def __init__(
-        self, settings: Settings, *, clock: Clock | None = None, entropy: Entropy | None = None
+        self,
+        settings: Settings,
+        *,
+        role: Role = COORDINATOR,
+        clock: Clock | None = None,
+        entropy: Entropy | None = None,
     ) -> None:
         self._settings = settings
+        self._role = role
         self._clock = clock or SystemClock()
         self._entropy = entropy or SystemEntropy()
         self._stop = asyncio.Event()
         self._hurry = asyncio.Event()
         self.started = asyncio.Event()
-        self.health = Health(tuple(SERVICES))
+        self.health = Health(role.services)
+        self._trouble = ""
         self.address = ""
         self._guard: CallGuard | None = None
         self._tokens: TokenTable | None = None
@@ -112,9 +120,10 @@ class Coordinator:
         self._guard = guard
         server = RpcServer(listen_config(settings.server))
         self.address = server.bind()
-        parts = compose(
+        parts = self._role.compose(
             settings, self._clock, self._entropy, endpoint=self.address, version=software_version()
         )
+        assert set(parts.servicers) == set(self._role.services), "every service of the role has a servicer"
         server.register(guard, self.health, parts.servicers)
         await server.start()
         _LOG.info("listening", extra={"address": self.address, "etcd": settings.etcd.endpoints})
@@ -168,7 +177,8 @@ class Coordinator:
             finally:
                 for task in background:
                     task.cancel()
-                await parts.subscription.close()
+                for close in parts.closes:
+                    await close()
                 await self._close_store(parts)
                 storing.cancel()
 
@@ -176,8 +186,8 @@ class Coordinator:
         self.health.drain()
         grace = self._settings.server.grace_s * _SHARE_OF_CALLS
         _LOG.info("stopping", extra={"grace_s": grace, "calls": guard.calls, "streams": guard.streams})
-        parts.dispatch.drain()
-        parts.subscription.drain()
+        for drain in parts.drains:
+            drain()
         guard.drain()
         closing = asyncio.create_task(server.stop(grace), name="server stop")
         hurry = asyncio.create_task(self._hurry.wait(), name="second stop")
@@ -209,15 +219,21 @@ class Coordinator:
             raise result
 
     async def _watch_readiness(self, parts: Parts) -> None:
-        """Ready while etcd answers a linearizable read and every namespace is listed and watched."""
+        """Ready while etcd answers a linearizable read, every namespace is listed and watched, and no part is
+        in trouble.
+        """
         failed = _UNREADY_AFTER
         while True:
             try:
                 await parts.store.present.refresh(deadline=self._clock.monotonic() + _LOOK_EVERY_S)
-                sound = all(parts.index.ready(name) for name in parts.store.namespaces.namespaces())
+                sound = parts.listed()
             except StorageError:
                 sound = False
-            failed = 0 if sound else failed + 1
+            trouble = parts.trouble()
+            if trouble and not self._trouble:
+                _LOG.warning("not ready: %s", trouble)
+            self._trouble = trouble
+            failed = 0 if sound and not trouble else failed + 1
             ready = failed < _UNREADY_AFTER
             if ready is not self.health.ready:
                 _LOG.log(logging.INFO if ready else logging.WARNING, "ready" if ready else "not ready")

@@ -172,15 +172,15 @@ class RpcServer:
         Args:
             guard: what every call passes through.
             health: the health service; its owner sets readiness.
-            servicers: who serves each of ``SERVICES``.
+            servicers: who serves which of ``SERVICES``.
         """
         handlers: dict[str, Any] = {}
-        for name, service in SERVICES.items():
-            handlers |= _handlers(service, servicers[name], guard)
+        for name, servicer in servicers.items():
+            handlers |= _handlers(SERVICES[name], servicer, guard)
         self._server.add_generic_rpc_handlers((_Methods(handlers),))
         health.register(self._server)
         if self._config.reflection:
-            register_reflection(self._server, [*SERVICES, HEALTH_SERVICE], guard.tokens)
+            register_reflection(self._server, [*servicers, HEALTH_SERVICE], guard.tokens)
 
     async def start(self) -> None:
         """Answer calls."""

@@ -1,0 +1,61 @@
+"""What repairs, put together once for coordinators and for ``leasekeeper reconciler``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from coordinator.app.foundation import Foundation
+from coordinator.reconciler.due import DuePass
+from coordinator.reconciler.loop import LoopConfig, PassLoop
+from coordinator.reconciler.lost import LostPass
+from coordinator.services.holders import Holders
+
+__all__ = ["Recovery", "compose_recovery"]
+
+_DUE_EVERY_S: Final = 0.25
+_SWEEP_EVERY_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """The passes, what they know of holders, and what runs them.
+
+    ``background``: what acts on changes, and the sweeps where they are enabled. ``loops``: those of it that
+    can say what is wrong with them.
+    """
+
+    holders: Holders
+    due: DuePass
+    due_loop: PassLoop
+    loops: tuple[PassLoop, ...]
+    background: Mapping[str, Callable[[], Coroutine[Any, Any, None]]]
+
+    def trouble(self) -> str:
+        """Why a pass does not do its work, empty if all do."""
+        return "; ".join(filter(None, (loop.trouble for loop in self.loops)))
+
+
+def compose_recovery(base: Foundation, *, sweeps: bool) -> Recovery:
+    """Make it.
+
+    Args:
+        base: store, clock and notices.
+        sweeps: this process sweeps; without, it acts on what it hears of, and others sweep.
+    """
+    store, clock, entropy = base.store, base.clock, base.entropy
+    lost = LostPass(store.jobs, store.namespaces, store.present, store.membership, clock)
+    due = DuePass(store.jobs, store.namespaces, store.membership, clock)
+    due_loop = PassLoop("due", due.step, clock, entropy, LoopConfig(interval_s=_DUE_EVERY_S))
+    sweep_loop = PassLoop("lost sweep", lost.sweep, clock, entropy, LoopConfig(interval_s=_SWEEP_EVERY_S))
+    background = {"lost": lost.run, "due": due_loop.run}
+    if sweeps:
+        background["lost sweep"] = sweep_loop.run
+    return Recovery(
+        holders=Holders(lost.suspect, notices=base.notices),
+        due=due,
+        due_loop=due_loop,
+        loops=(due_loop, sweep_loop) if sweeps else (due_loop,),
+        background=background,
+    )
