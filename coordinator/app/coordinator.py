@@ -242,13 +242,13 @@ class Coordinator:
 
 
 @asynccontextmanager
-async def running_coordinator(settings: Settings) -> AsyncIterator[str]:
-    """A coordinator that serves inside the block; gives its ``host:port``, and stops in order afterwards.
+async def running_coordinator(settings: Settings, *, role: Role = COORDINATOR) -> AsyncIterator[str]:
+    """A coordinator (or what ``role`` is) that serves inside the block; gives its ``host:port``, and stops in order afterwards.
 
     Raises:
         ConfigError: as of ``Coordinator.run``.
     """
-    coordinator = Coordinator(settings)
+    coordinator = Coordinator(settings, role=role)
     running = asyncio.create_task(coordinator.run(), name="coordinator")
     started = asyncio.create_task(coordinator.started.wait(), name="coordinator started")
     try:

@@ -1,4 +1,4 @@
-"""The process of ``leasekeeper serve``: event loop, signals, exit code.
+"""The process of ``leasekeeper serve`` and ``leasekeeper reconciler``: event loop, signals, exit code.
 
 Exit codes: 0 stopped in order; 2 settings, the address or the etcd version cannot be used; 1 anything else.
 """
@@ -11,7 +11,9 @@ import logging
 import signal
 from collections.abc import Callable
 
+from coordinator.app.composition import COORDINATOR
 from coordinator.app.coordinator import Coordinator
+from coordinator.app.parts import Role
 from coordinator.config import Settings
 
 __all__ = ["new_event_loop", "serve"]
@@ -31,24 +33,27 @@ def new_event_loop() -> asyncio.AbstractEventLoop:
     return loop
 
 
-def serve(settings: Settings, *, ready: Callable[[str], None] | None = None) -> None:
-    """Run a coordinator until SIGTERM or SIGINT; a second signal ends it at once. SIGHUP reads the
+def serve(
+    settings: Settings, *, role: Role = COORDINATOR, ready: Callable[[str], None] | None = None
+) -> None:
+    """Run a process of the service until SIGTERM or SIGINT; a second signal ends it at once. SIGHUP reads the
     tokens file again.
 
     Args:
         settings: checked settings.
+        role: what kind of process.
         ready: called with the address once the coordinator serves.
 
     Raises:
         ConfigError: as of ``Coordinator.run``.
     """
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        runner.run(_serve(settings, ready))
+        runner.run(_serve(settings, role, ready))
 
 
-async def _serve(settings: Settings, ready: Callable[[str], None] | None) -> None:
+async def _serve(settings: Settings, role: Role, ready: Callable[[str], None] | None) -> None:
     loop = asyncio.get_running_loop()
-    coordinator = Coordinator(settings)
+    coordinator = Coordinator(settings, role=role)
 
     def stop(name: str) -> None:
         _LOG.info("signal %s", name)

@@ -12,6 +12,7 @@ from coordinator.cli.demo import demo
 from coordinator.cli.dev import dev
 from coordinator.cli.epoch import epoch
 from coordinator.cli.reconcile import reconcile
+from coordinator.cli.reconciler import reconciler
 from coordinator.cli.serve import serve
 
 __all__ = ["commands_entry"]
@@ -40,6 +41,7 @@ def _options(
 
 
 commands_entry.command("serve")(serve)
+commands_entry.command("reconciler")(reconciler)
 commands_entry.command("reconcile")(reconcile)
 commands_entry.command("dev")(dev)
 commands_entry.command("demo")(demo)

@@ -1,30 +1,28 @@
-"""``leasekeeper serve``: run a coordinator.
-
-Exit codes: 0 stopped in order by a signal; 2 the settings, the address or the etcd version cannot be used;
-1 a part failed for good, as the log says.
-"""
+"""``leasekeeper serve``: run a coordinator. Exit codes: see ``coordinator.cli.service_process``."""
 
 from __future__ import annotations
 
-import logging
-import os
-import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from coordinator import failpoints
-from coordinator.app import serve as run_coordinator
-from coordinator.cli.settings_flags import ConfigFile, EtcdEndpoints, SetFlags, check_state_dir, read_settings
-from coordinator.errors import ConfigError
-from coordinator.observability.logging import configure_logging
+from coordinator.app import COORDINATOR
+from coordinator.cli.service_process import run_process
+from coordinator.cli.settings_flags import (
+    AllowUnsafeEtcd,
+    ConfigFile,
+    EtcdEndpoints,
+    LogFormat,
+    LogLevel,
+    SetFlags,
+    StateDir,
+    TlsCert,
+    TlsClientCa,
+    TlsKey,
+    TokensFile,
+)
 
 __all__ = ["serve"]
-
-_FAILED = 1
-_CANNOT_RUN = 2
-_LOG = logging.getLogger(__name__)
 
 
 def serve(
@@ -33,31 +31,14 @@ def serve(
         str | None, typer.Option(help="Address to listen on, host:port.", show_default="127.0.0.1:7420")
     ] = None,
     etcd: EtcdEndpoints = None,
-    state_dir: Annotated[
-        Path | None, typer.Option(help="Folder that keeps the highest revision seen over restarts.")
-    ] = None,
-    tls_cert: Annotated[Path | None, typer.Option(help="PEM certificate chain of the server.")] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="PEM key of the certificate.")] = None,
-    tls_client_ca: Annotated[
-        Path | None, typer.Option(help="PEM authority that callers' certificates must be signed by.")
-    ] = None,
-    tokens_file: Annotated[Path | None, typer.Option(help="TOML file of bearer tokens.")] = None,
-    allow_unsafe_etcd: Annotated[
-        bool | None,
-        typer.Option(
-            "--allow-unsafe-etcd", help="Start on versions of etcd with known defects.", show_default=False
-        ),
-    ] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
-    log_format: Annotated[str | None, typer.Option(help="auto, json or console.")] = None,
-    allow_failpoints: Annotated[
-        bool,
-        typer.Option(
-            "--allow-failpoints",
-            help=f"For tests: let {failpoints.VARIABLE} hold or end this process.",
-            hidden=True,
-        ),
-    ] = False,
+    state_dir: StateDir = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    tls_client_ca: TlsClientCa = None,
+    tokens_file: TokensFile = None,
+    allow_unsafe_etcd: AllowUnsafeEtcd = None,
+    log_level: LogLevel = None,
+    log_format: LogFormat = None,
     set_: SetFlags = None,
 ) -> None:
     """Run a coordinator until SIGTERM or SIGINT. A second signal ends it at once.
@@ -76,22 +57,4 @@ def serve(
         "log.level": log_level,
         "log.format": log_format,
     }
-    try:
-        settings = read_settings(config, named, set_)
-        check_state_dir(settings.storage.state_dir)
-        configure_logging(settings.log.level, settings.log.format)
-        _arm_failpoints(allowed=allow_failpoints)
-        run_coordinator(settings, ready=lambda address: _LOG.info("serving", extra={"address": address}))
-    except ConfigError as error:
-        print(f"leasekeeper serve: {error}", file=sys.stderr)
-        raise typer.Exit(_CANNOT_RUN) from error
-    except Exception as error:
-        _LOG.critical("the coordinator failed", exc_info=error)
-        raise typer.Exit(_FAILED) from error
-
-
-def _arm_failpoints(*, allowed: bool) -> None:
-    text = os.environ.get(failpoints.VARIABLE, "")
-    if text and not allowed:
-        raise ConfigError(f"{failpoints.VARIABLE} is set: it is for tests, and needs --allow-failpoints")
-    failpoints.arm(text)
+    run_process(COORDINATOR, "serve", config, named, set_)

@@ -13,7 +13,21 @@ from coordinator.config import Settings, load_settings
 from coordinator.errors import ConfigError, KeyFormatError
 from coordinator.etcd.keys import KeySpace
 
-__all__ = ["ConfigFile", "EtcdEndpoints", "SetFlags", "check_state_dir", "read_settings"]
+__all__ = [
+    "AllowUnsafeEtcd",
+    "ConfigFile",
+    "EtcdEndpoints",
+    "LogFormat",
+    "LogLevel",
+    "SetFlags",
+    "StateDir",
+    "TlsCert",
+    "TlsClientCa",
+    "TlsKey",
+    "TokensFile",
+    "check_state_dir",
+    "read_settings",
+]
 
 _HIGHEST_PORT = 65_535
 
@@ -27,6 +41,23 @@ EtcdEndpoints = Annotated[
     str | None,
     typer.Option("--etcd", help="etcd endpoints, host:port[,host:port].", show_default="127.0.0.1:2379"),
 ]
+StateDir = Annotated[
+    Path | None, typer.Option(help="Folder that keeps the highest revision seen over restarts.")
+]
+TlsCert = Annotated[Path | None, typer.Option(help="PEM certificate chain of the server.")]
+TlsKey = Annotated[Path | None, typer.Option(help="PEM key of the certificate.")]
+TlsClientCa = Annotated[
+    Path | None, typer.Option(help="PEM authority that callers' certificates must be signed by.")
+]
+TokensFile = Annotated[Path | None, typer.Option(help="TOML file of bearer tokens.")]
+AllowUnsafeEtcd = Annotated[
+    bool | None,
+    typer.Option(
+        "--allow-unsafe-etcd", help="Start on versions of etcd with known defects.", show_default=False
+    ),
+]
+LogLevel = Annotated[str | None, typer.Option(help="debug, info, warning or error.")]
+LogFormat = Annotated[str | None, typer.Option(help="auto, json or console.")]
 SetFlags = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="GROUP.NAME=VALUE", help="Any other setting; may be given several times."),

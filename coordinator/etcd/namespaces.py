@@ -92,6 +92,11 @@ class EtcdNamespaceFeeds:
         """Those that are listed and watched."""
         return tuple(name for name, feed in self._feeds.items() if feed.ready.is_set())
 
+    @property
+    def listed(self) -> bool:
+        """Whether the registry is known to be up to date, and every namespace in it is listed."""
+        return self._registry.fresh and all(feed.ready.is_set() for feed in self._feeds.values())
+
     def feed(self, namespace: str) -> NamespaceFeed | None:
         """The feed of a namespace, if there is one."""
         return self._feeds.get(namespace)
