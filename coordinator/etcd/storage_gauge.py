@@ -6,14 +6,18 @@ import asyncio
 import logging
 from dataclasses import dataclass, replace
 
+from coordinator.core.notice import Notice, NoticeKind
 from coordinator.errors import StorageError
 from coordinator.etcd.client import EtcdClient
-from coordinator.ports import Clock
+from coordinator.ports import Clock, Notices
 from leasekeeper.internal.etcd.v1.maintenance_pb2 import AlarmType
 
 __all__ = ["EtcdStorageGauge", "GaugeConfig", "StorageLevels"]
 
 _log = logging.getLogger(__name__)
+
+_LARGE_NO_MORE = 0.9
+"""Share of ``allocated_notice`` below which the next crossing is told again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,7 +30,7 @@ class GaugeConfig:
         timeout: deadline of a poll.
         in_use_stop, in_use_go: submissions stop at the first and go on below the second.
         allocated_stop, allocated_go: likewise, of what the file occupies.
-        allocated_notice: above it an operator should defragment.
+        allocated_notice: from it on an operator should defragment; told once, until it has fallen by a tenth.
         stale_after: a level older than this says nothing; submissions go on, etcd itself refuses.
     """
 
@@ -71,13 +75,19 @@ class EtcdStorageGauge:
         client: the etcd client.
         config: see ``GaugeConfig``.
         clock: time.
+        notices: told when submissions stop or go on, when the file is nearly as large as it may become, and
+            when an alarm comes or goes.
     """
 
-    def __init__(self, client: EtcdClient, config: GaugeConfig, clock: Clock) -> None:
+    def __init__(
+        self, client: EtcdClient, config: GaugeConfig, clock: Clock, notices: Notices | None = None
+    ) -> None:
         self._client = client
         self._config = config
         self._clock = clock
+        self._notices = notices
         self._accepts = True
+        self._large = False
         self.levels = StorageLevels()
 
     @property
@@ -132,10 +142,12 @@ class EtcdStorageGauge:
             raise failure
         alarms = await self._client.alarms(timeout=timeout)
         raised = {alarm.alarm for alarm in alarms.alarms}
+        before = self.levels
         self.levels = replace(
             levels, nospace=AlarmType.NOSPACE in raised, corrupt=AlarmType.CORRUPT in raised
         )
         self._judge()
+        self._tell_alarms(before)
         return self.levels
 
     def _judge(self) -> None:
@@ -153,3 +165,29 @@ class EtcdStorageGauge:
                 ", and an alarm" if alarmed else "",
             )
             self._accepts = accepts
+            self._tell("submissions go on" if accepts else "submissions stop")
+        if levels.allocated_ratio >= config.allocated_notice and not self._large:
+            self._large = True
+            self._tell("the file is nearly as large as the quota allows: defragment etcd")
+        elif levels.allocated_ratio < config.allocated_notice * _LARGE_NO_MORE:
+            self._large = False
+
+    def _tell_alarms(self, before: StorageLevels) -> None:
+        now = self.levels
+        for name, was, is_ in (
+            ("NOSPACE", before.nospace, now.nospace),
+            ("CORRUPT", before.corrupt, now.corrupt),
+        ):
+            if was is not is_:
+                self._tell(f"etcd has the alarm {name}" if is_ else f"etcd's alarm {name} is gone")
+
+    def _tell(self, reason: str) -> None:
+        if self._notices is None:
+            return
+        levels = self.levels
+        facts = {
+            "in_use_bytes": str(levels.in_use),
+            "allocated_bytes": str(levels.allocated),
+            "quota_bytes": str(levels.quota),
+        }
+        self._notices.publish(Notice(kind=NoticeKind.STORAGE, reason=reason, facts=facts))

@@ -30,7 +30,7 @@ from coordinator.etcd.session_store import EtcdSessionStore, SessionStoreConfig
 from coordinator.etcd.set_aside import SetAside
 from coordinator.etcd.storage_gauge import EtcdStorageGauge, GaugeConfig
 from coordinator.etcd.txn import TxnCodec
-from coordinator.ports import Changes, Clock, CommitObserver, Entropy
+from coordinator.ports import Changes, Clock, CommitObserver, Entropy, Notices
 
 __all__ = ["EtcdStore", "Index", "StoreConfig", "StoreListeners"]
 
@@ -91,12 +91,14 @@ class StoreListeners:
         commits: own wins.
         group_done: size and seconds of each committed Txn, for metrics.
         regression: the store's history went back, from where to where.
+        notices: told how full the store is.
     """
 
     changes: Changes
     commits: CommitObserver
     group_done: Callable[[int, float], None] | None = None
     regression: Callable[[Position, Position], None] | None = None
+    notices: Notices | None = None
 
 
 class EtcdStore:
@@ -204,7 +206,7 @@ class EtcdStore:
             clock=clock,
             fraction=entropy.fraction,
         )
-        self.gauge = EtcdStorageGauge(self.client, config.gauge, clock)
+        self.gauge = EtcdStorageGauge(self.client, config.gauge, clock, listeners.notices)
         self.compactor = Compactor(self.client, self.space, self.gauge, clock, config.compaction)
         self.pressure = RetentionPressure(
             self.client, self.space, self.gauge, self.set_aside, clock, config.pressure

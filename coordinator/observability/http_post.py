@@ -1,4 +1,4 @@
-"""One POST over asyncio: a deadline for all of it, verified TLS; no redirects, no proxies, no kept connection.
+"""One POST over asyncio: one deadline, verified TLS; no redirects, no proxies, no kept connection.
 
 Only the status is read. A thread with urllib could not be cancelled, and a peer that drips its answer would
 hold the process up at its stop.
