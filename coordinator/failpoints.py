@@ -1,6 +1,6 @@
 """Named places at which a test can hold, delay or end a coordinator; inert unless a test armed them.
 
-``leasekeeper serve`` arms them from the variable LEASEKEEPER_FAILPOINTS, and only with
+``leasekeeper serve`` and ``reconciler`` arm them from the variable LEASEKEEPER_FAILPOINTS, and only with
 ``--allow-failpoints``: without the flag a set variable is refused at start. Nothing else arms them, so that
 elsewhere a point costs one look into an empty table.
 

@@ -13,6 +13,7 @@ import typer
 from coordinator.app import RECONCILER
 from coordinator.cli.service_process import run_process
 from coordinator.cli.settings_flags import (
+    AllowFailpoints,
     AllowUnsafeEtcd,
     ConfigFile,
     EtcdEndpoints,
@@ -46,6 +47,7 @@ def reconciler(
     log_level: LogLevel = None,
     log_format: LogFormat = None,
     set_: SetFlags = None,
+    allow_failpoints: AllowFailpoints = False,
 ) -> None:
     """Run the reconciler alone until SIGTERM or SIGINT: it repairs, and hands out no jobs.
 
@@ -64,7 +66,15 @@ def reconciler(
         "log.level": log_level,
         "log.format": log_format,
     }
-    run_process(RECONCILER, "reconciler", config, named, set_, adapt=_at_its_own_address)
+    run_process(
+        RECONCILER,
+        "reconciler",
+        config,
+        named,
+        set_,
+        adapt=_at_its_own_address,
+        allow_failpoints=allow_failpoints,
+    )
 
 
 def _at_its_own_address(settings: Settings) -> Settings:

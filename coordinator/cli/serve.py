@@ -9,6 +9,7 @@ import typer
 from coordinator.app import COORDINATOR
 from coordinator.cli.service_process import run_process
 from coordinator.cli.settings_flags import (
+    AllowFailpoints,
     AllowUnsafeEtcd,
     ConfigFile,
     EtcdEndpoints,
@@ -40,6 +41,7 @@ def serve(
     log_level: LogLevel = None,
     log_format: LogFormat = None,
     set_: SetFlags = None,
+    allow_failpoints: AllowFailpoints = False,
 ) -> None:
     """Run a coordinator until SIGTERM or SIGINT. A second signal ends it at once.
 
@@ -57,4 +59,4 @@ def serve(
         "log.level": log_level,
         "log.format": log_format,
     }
-    run_process(COORDINATOR, "serve", config, named, set_)
+    run_process(COORDINATOR, "serve", config, named, set_, allow_failpoints=allow_failpoints)

@@ -7,6 +7,7 @@ Exit codes: 0 stopped in order by a signal; 2 the settings, the address or the e
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Final
 
 import typer
 
+from coordinator import failpoints
 from coordinator.app import Role
 from coordinator.app import serve as run_role
 from coordinator.cli.settings_flags import check_state_dir, read_settings
@@ -36,6 +38,7 @@ def run_process(
     extra: Sequence[str] | None,
     *,
     adapt: Callable[[Settings], Settings] = lambda settings: settings,
+    allow_failpoints: bool = False,
 ) -> None:
     """Run until SIGTERM or SIGINT.
 
@@ -46,6 +49,7 @@ def run_process(
         named: settings that have a flag of their own, see ``read_settings``.
         extra: other settings, likewise.
         adapt: makes the settings fit the role.
+        allow_failpoints: the failpoints of the environment may be armed; else they are refused.
 
     Raises:
         typer.Exit: with the exit code, if that is not 0.
@@ -54,6 +58,7 @@ def run_process(
         settings = adapt(read_settings(config, named, extra))
         check_state_dir(settings.storage.state_dir)
         configure_logging(settings.log.level, settings.log.format)
+        _arm_failpoints(allowed=allow_failpoints)
         run_role(settings, role=role, ready=lambda address: _LOG.info("serving", extra={"address": address}))
     except ConfigError as error:
         print(f"leasekeeper {command}: {error}", file=sys.stderr)
@@ -61,3 +66,10 @@ def run_process(
     except Exception as error:
         _LOG.critical("the %s failed", role.name, exc_info=error)
         raise typer.Exit(_FAILED) from error
+
+
+def _arm_failpoints(*, allowed: bool) -> None:
+    text = os.environ.get(failpoints.VARIABLE, "")
+    if text and not allowed:
+        raise ConfigError(f"{failpoints.VARIABLE} is set: it is for tests, and needs --allow-failpoints")
+    failpoints.arm(text)

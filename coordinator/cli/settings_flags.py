@@ -14,6 +14,7 @@ from coordinator.errors import ConfigError, KeyFormatError
 from coordinator.etcd.keys import KeySpace
 
 __all__ = [
+    "AllowFailpoints",
     "AllowUnsafeEtcd",
     "ConfigFile",
     "EtcdEndpoints",
@@ -50,6 +51,10 @@ TlsClientCa = Annotated[
     Path | None, typer.Option(help="PEM authority that callers' certificates must be signed by.")
 ]
 TokensFile = Annotated[Path | None, typer.Option(help="TOML file of bearer tokens.")]
+AllowFailpoints = Annotated[
+    bool,
+    typer.Option("--allow-failpoints", help="For tests: LEASEKEEPER_FAILPOINTS may hurt us.", hidden=True),
+]
 AllowUnsafeEtcd = Annotated[
     bool | None,
     typer.Option(
