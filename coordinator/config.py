@@ -172,12 +172,14 @@ class ReconcilerSettings:
         enabled: a coordinator stands for the sweeps too; false leaves them to ``leasekeeper reconciler``,
             which does them whatever this says.
         listen: ``host:port`` of ``leasekeeper reconciler``, so that one file serves both on one machine.
+        sweep_every_s: pause between two sweeps of the leader.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
 
     enabled: bool = True
     listen: str = "127.0.0.1:7421"
+    sweep_every_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -243,7 +243,9 @@ class Coordinator:
 
 @asynccontextmanager
 async def running_coordinator(settings: Settings, *, role: Role = COORDINATOR) -> AsyncIterator[str]:
-    """A coordinator (or what ``role`` is) that serves inside the block; gives its ``host:port``, and stops in order afterwards.
+    """A coordinator, or what ``role`` says, that serves inside the block; it stops in order afterwards.
+
+    Gives its ``host:port``.
 
     Raises:
         ConfigError: as of ``Coordinator.run``.

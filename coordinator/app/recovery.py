@@ -15,7 +15,8 @@ from coordinator.services.holders import Holders
 __all__ = ["Recovery", "compose_recovery"]
 
 _DUE_EVERY_S: Final = 0.25
-_SWEEP_EVERY_S: Final = 30.0
+_SWEEP_ROLE: Final = "sweep"
+"""One process sweeps for all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,13 +46,28 @@ def compose_recovery(base: Foundation, *, sweeps: bool) -> Recovery:
         sweeps: this process sweeps; without, it acts on what it hears of, and others sweep.
     """
     store, clock, entropy = base.store, base.clock, base.entropy
-    lost = LostPass(store.jobs, store.namespaces, store.present, store.membership, clock)
+    leader = store.leadership(_SWEEP_ROLE)
+    lost = LostPass(
+        store.jobs,
+        store.namespaces,
+        store.present,
+        store.membership,
+        clock,
+        leads=lambda: leader.is_leader,
+    )
     due = DuePass(store.jobs, store.namespaces, store.membership, clock)
     due_loop = PassLoop("due", due.step, clock, entropy, LoopConfig(interval_s=_DUE_EVERY_S))
-    sweep_loop = PassLoop("lost sweep", lost.sweep, clock, entropy, LoopConfig(interval_s=_SWEEP_EVERY_S))
+    sweep_loop = PassLoop(
+        "lost sweep",
+        lost.sweep,
+        clock,
+        entropy,
+        LoopConfig(interval_s=base.settings.reconciler.sweep_every_s),
+    )
+    leader.won = sweep_loop.wake
     background = {"lost": lost.run, "due": due_loop.run}
     if sweeps:
-        background["lost sweep"] = sweep_loop.run
+        background |= {"sweep leadership": leader.run, "lost sweep": sweep_loop.run}
     return Recovery(
         holders=Holders(lost.suspect, notices=base.notices),
         due=due,

@@ -6,6 +6,7 @@ Being leader is a hint that saves double work. Writes that only a leader may mak
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from coordinator.errors import LeaseNotFound, StorageError
@@ -50,6 +51,8 @@ class EtcdLeadership:
         role: the name of the role.
         clock: time.
         config: see ``LeadershipConfig``.
+
+    ``won`` is called each time that the role was taken; whoever sweeps need not wait for its timer then.
     """
 
     def __init__(
@@ -71,6 +74,7 @@ class EtcdLeadership:
         self._config = config or LeadershipConfig()
         self._created = 0
         self._seen_at = -float("inf")
+        self.won: Callable[[], None] = lambda: None
 
     @property
     def is_leader(self) -> bool:
@@ -129,6 +133,8 @@ class EtcdLeadership:
         self._seen_at = asked_at
         if self.is_leader is not led:
             _log.info("%s the role %s", "took" if self._created else "lost", self.role)
+            if self._created:
+                self.won()
         return self.is_leader
 
     async def resign(self) -> None:

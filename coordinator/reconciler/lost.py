@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from coordinator import failpoints
@@ -90,6 +90,7 @@ class LostPass:
         membership: which coordinator acts first.
         clock: times.
         config: bounds.
+        leads: whether this process sweeps everything; None: it sweeps the namespaces that it prefers.
     """
 
     def __init__(
@@ -100,6 +101,8 @@ class LostPass:
         membership: Membership,
         clock: Clock,
         config: LostConfig | None = None,
+        *,
+        leads: Callable[[], bool] | None = None,
     ) -> None:
         self._store = store
         self._feeds = feeds
@@ -107,6 +110,7 @@ class LostPass:
         self._membership = membership
         self._clock = clock
         self._config = config or LostConfig()
+        self._leads = leads
         self._queue: dict[tuple[str, str], _Queued] = {}
         self._wake = asyncio.Event()
         self._sweep_wanted: set[str] = set()
@@ -182,13 +186,13 @@ class LostPass:
             await self._clock.sleep(max(self._config.pace_s, busy * (1 / share - 1)))
 
     async def sweep(self) -> bool:
-        """Sweep the namespaces that this coordinator prefers, and those with too many suspicions.
+        """Sweep the namespaces that are this process's to sweep, and those with too many suspicions.
 
         For a ``PassLoop``. Returns False: the next sweep may wait for the timer.
         """
         wanted, self._sweep_wanted = self._sweep_wanted, set()
         for namespace in self._feeds.namespaces():
-            if namespace in wanted or self._prefers(namespace):
+            if namespace in wanted or (self._leads() if self._leads else self._prefers(namespace)):
                 try:
                     await self.sweep_once(namespace)
                 except StorageError:

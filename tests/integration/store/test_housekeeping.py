@@ -232,3 +232,19 @@ async def test_a_role_has_one_leader_and_passes_on(make_harness: HarnessFactory)
         await other.store.client.lease_revoke(other.store.membership.lease, timeout=5)
         assert await first.stand_once()
         assert not await second.stand_once()
+
+
+async def test_whoever_takes_a_role_hears_of_it_once(make_harness: HarnessFactory) -> None:
+    async with make_harness(coordinator_id="a") as one, make_harness(coordinator_id="b") as other:
+        await one.store.membership.joined()
+        await other.store.membership.joined()
+        first, second = one.store.leadership("sweep"), other.store.leadership("sweep")
+        won: list[str] = []
+        first.won, second.won = lambda: won.append("first"), lambda: won.append("second")
+        for each in (first, second, first, second):
+            await each.stand_once()
+        assert won == ["first"]
+        await first.resign()
+        await second.stand_once()
+        await first.stand_once()
+        assert won == ["first", "second"]

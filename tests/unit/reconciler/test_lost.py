@@ -270,6 +270,19 @@ async def test_more_suspicions_than_are_kept_are_left_to_a_sweep(world: World) -
     assert {world.stored(f"j{n}").job.state for n in range(5)} == {JobState.PENDING}
 
 
+async def test_who_leads_sweeps_every_namespace_and_nobody_else_does(world: World) -> None:
+    await world.running()
+    await world.clock.advance(10.5)
+    leads = False
+    world.feeds = type(world.feeds)("default")
+    lost = LostPass(world.store, world.feeds, world.present, world.members, world.clock, leads=lambda: leads)
+    await lost.sweep()
+    assert world.stored().job.state is JobState.RUNNING
+    leads = True
+    await lost.sweep()
+    assert world.stored().job.state is JobState.PENDING
+
+
 async def test_a_token_that_is_not_known_is_not_made_up(world: World) -> None:
     """The record was written again since the claim, so its revision is not the claim's."""
     await world.running()
