@@ -2,10 +2,12 @@
 # PYTHON chooses the interpreter that makes .venv: make setup PYTHON=python3.12
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test check bench tools ci fault lower-bounds wheel-smoke lock protos proto-baseline format clean
+.PHONY: help setup demo test check bench tools ci test-fault test-fault-full soak lower-bounds wheel-smoke lock protos proto-baseline format clean
 BIN := .venv/bin
 DEMO_FLAGS ?=
 BENCH_FLAGS ?=
+MINUTES ?= 2
+MEMBERS ?= 1
 
 help: ## List the targets
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1|\2/p' Makefile | awk -F'|' '{ printf "%-22s %s\n", $$1, $$2 }'
@@ -28,8 +30,14 @@ bench: setup ## Measure throughput and latency against embedded etcd, one JSON o
 tools: ## Build etcd 3.6 and grpcurl into tools/bin (needs Go)
 	@sh scripts/build_tools.sh
 
-fault: setup ## Run all fault cases, the slow ones too
+test-fault: setup ## Run every fault case once, with small counts (at most 12 min)
+	@$(BIN)/python -m pytest tests/fault -q -n 2 --dist loadfile -m "not full"
+
+test-fault-full: setup ## Run every fault case, also with the bank's own counts and durations
 	@$(BIN)/python -m pytest tests/fault -q
+
+soak: setup ## Random faults under load for MINUTES (2); SEED replays a run, MEMBERS=3 takes a cluster
+	@$(BIN)/python -m tests.fault.soak --minutes "$(MINUTES)" --members "$(MEMBERS)" $(if $(SEED),--seed "$(SEED)")
 
 ci: ## What CI runs, in this work tree
 	@bash .ci/run

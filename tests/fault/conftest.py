@@ -16,6 +16,19 @@ from tests.fault.support.processes import Coordinator
 from tests.support.services import ETCD_VERSION_VARIABLE, EtcdFactory
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """``full`` is slow as well, and what is neither is the core: `make test` leaves out what is slow."""
+    here = Path(__file__).parent
+    for item in items:
+        if not item.path.is_relative_to(here):
+            continue
+        if item.get_closest_marker("full") is not None:
+            item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("slow") is None:
+            item.add_marker(pytest.mark.core)
+
+
 @pytest.fixture(scope="session")
 def shared(
     uncompacted_etcd_server: EtcdProcess, tmp_path_factory: pytest.TempPathFactory

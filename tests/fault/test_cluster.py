@@ -123,7 +123,7 @@ async def test_a_member_killed_under_load_is_hardly_noticed(
     assert {job.lease_losses for job in judgement.jobs.values()} == {0}
 
 
-@pytest.mark.parametrize("rounds", [2, pytest.param(10, marks=[pytest.mark.slow, pytest.mark.timeout(300)])])
+@pytest.mark.parametrize("rounds", [2, pytest.param(10, marks=[pytest.mark.full, pytest.mark.timeout(300)])])
 async def test_a_frozen_leader_breaks_no_promise_when_it_wakes(
     rounds: int, cluster: EtcdCluster, cluster_court: Court, tmp_path: Path
 ) -> None:

@@ -210,7 +210,7 @@ async def test_a_worker_claims_no_more_than_it_has_slots_for_and_runs_each_job_o
         assert start.at + wall - claimed < 0.5
 
 
-@pytest.mark.parametrize("count", [1000, pytest.param(5000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [1000, pytest.param(5000, marks=pytest.mark.full)])
 async def test_thousands_of_claims_that_end_together_are_back_soon_and_callers_hardly_notice(
     count: int, own_etcd: EtcdProcess, own_court: Court, namespace: str, tmp_path: Path
 ) -> None:

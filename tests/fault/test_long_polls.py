@@ -64,7 +64,7 @@ async def test_a_job_handed_to_a_silent_poll_is_back_within_its_ttl(
     assert judgement.jobs["j1"].failures == 0
 
 
-@pytest.mark.parametrize("rounds", [8, pytest.param(200, marks=[pytest.mark.slow, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("rounds", [8, pytest.param(200, marks=[pytest.mark.full, pytest.mark.timeout(900)])])
 async def test_a_worker_that_leaves_swallows_no_job(
     rounds: int, shared: Coordinator, calls: Calls, court: Court, tmp_path: Path
 ) -> None:

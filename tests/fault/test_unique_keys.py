@@ -83,7 +83,7 @@ async def test_a_cancelled_holder_frees_its_key_with_its_last_call(calls: Calls,
     await court.judge()
 
 
-@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.timeout(600)])])
+@pytest.mark.parametrize("kills", [3, pytest.param(20, marks=[pytest.mark.full, pytest.mark.timeout(600)])])
 async def test_no_kill_leaves_a_key_without_a_job_or_a_job_without_its_key(
     kills: int, own_etcd: EtcdProcess, own_court: Court, namespace: str, tmp_path: Path
 ) -> None:

@@ -73,4 +73,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     for line in lines(reasons) or ["left out: no test for want of a tool"]:
         terminalreporter.write_line(line)
     if "not slow" in terminalreporter.config.getoption("markexpr", ""):
-        terminalreporter.write_line("left out: the cases marked slow; `make fault` runs them")
+        terminalreporter.write_line("left out: the cases marked slow; `make test-fault` runs them")

@@ -6,6 +6,7 @@ import asyncio
 import urllib.request
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from coordinator.core.job import TERMINAL, Job
@@ -14,7 +15,7 @@ from coordinator.etcd.client import EtcdClient, EtcdConfig
 from coordinator.etcd.job_codec import JobCodec
 from coordinator.etcd.keys import KeySpace
 from tests.fault.support.checker import Judgement, judge
-from tests.fault.support.history import read_history
+from tests.fault.support.history import History, read_history
 from tests.fault.support.sink import Sink, SinkReading
 from tests.support.polling import eventually
 
@@ -39,6 +40,7 @@ class Court:
         self._sink_path = sink
         self._sink: Sink | None = None
         self._codec = JobCodec()
+        self._kept: History | None = None
 
     @property
     def sink(self) -> Sink:
@@ -109,9 +111,22 @@ class Court:
         quiet: bool = True,
     ) -> Judgement:
         """The judgement, which must be clean; see `judge`. Effects count where a worker has the sink."""
-        history = await read_history(self.endpoints, self.namespace)
+        history = await self.history()
         reading = None if self._sink is None else await asyncio.to_thread(self._sink.read)
         return judge(history, reading, submitted=submitted, by_hand=by_hand, raw=raw, quiet=quiet).clean()
+
+    async def history(self) -> History:
+        """All of it, with what `keep` read before it was compacted away."""
+        kept = self._kept
+        if kept is None:
+            return await read_history(self.endpoints, self.namespace)
+        later = await read_history(self.endpoints, self.namespace, start=kept.steps[-1].revision + 1)
+        return replace(later, steps=(*kept.steps, *later.steps))
+
+    async def keep(self) -> int:
+        """Read history until now, so that it may be compacted; the revision that may be compacted at."""
+        self._kept = await self.history()
+        return self._kept.steps[-1].revision
 
     async def claim_revision(self, job_id: str) -> int:
         """Create revision of the job's claim; 0: nobody holds it."""

@@ -18,10 +18,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator.embedded.child_process import ChildProcess, PortTaken, free_ports, listens_on
 
-__all__ = ["Coordinator", "PollProcess", "Process", "WorkerProcess"]
+__all__ = ["BUG_VARIABLE", "SWEEP_OFTEN", "Coordinator", "PollProcess", "Process", "WorkerProcess"]
 
 _SERVE = (sys.executable, "-m", "coordinator", "serve")
+_HURT = (sys.executable, "-m", "tests.fault.support.hurt_coordinator", "serve")
+BUG_VARIABLE = "FAULT_BUG"
+"""Names the bug that every coordinator of this test run has; see ``process_bugs``."""
 _ROOT = Path(__file__).resolve().parents[3]
+SWEEP_OFTEN = {"every_s": 0.5}
+"""A plan: every pass runs each half second at least; sweeps otherwise come every 30 s and more."""
 _SERVICES = ("leasekeeper.v1.JobService", "leasekeeper.v1.WorkerService")
 _START_SECONDS = 30.0
 _PORT_TRIES = 10
@@ -87,6 +92,8 @@ class Coordinator(Process):
         folder: for log and state.
         name: tells several in one folder apart.
         settings: further settings, by the names of their environment variables without the prefix.
+        failpoints: see ``coordinator.failpoints``; they may be changed before the next `start`.
+        plan: see ``hurt_coordinator``.
     """
 
     def __init__(
@@ -96,8 +103,14 @@ class Coordinator(Process):
         *,
         name: str = "coordinator",
         settings: Mapping[str, str] | None = None,
+        failpoints: str = "",
+        plan: Mapping[str, Any] | None = None,
     ) -> None:
         self._port = 0
+        self.failpoints = failpoints
+        self._plan = dict(plan or {})
+        if BUG_VARIABLE in os.environ:
+            self._plan["bug"] = os.environ[BUG_VARIABLE]
         self._served = False
         self._env = {
             "LEASEKEEPER_ETCD__ENDPOINTS": ",".join(etcd),
@@ -150,7 +163,14 @@ class Coordinator(Process):
         """Start the process, and wait for nothing."""
         self._port = self._port or free_ports(1)[0]
         env = {**self._env, "LEASEKEEPER_SERVER__LISTEN": self.endpoint}
-        Process.__init__(self, _SERVE, self._log, env)
+        command: tuple[str, ...] = _SERVE
+        if self._plan:
+            command = _HURT
+            env["FAULT_PLAN"] = json.dumps(self._plan, default=str)
+        if self.failpoints:
+            command += ("--allow-failpoints",)
+            env["LEASEKEEPER_FAILPOINTS"] = self.failpoints
+        Process.__init__(self, command, self._log, env)
         self.child.spawn()
 
     def _serves(self) -> bool:
