@@ -25,12 +25,15 @@ from pydantic_settings import (
     TomlConfigSettingsSource,
 )
 
+from coordinator.core.notice import NoticeKind
 from coordinator.errors import ConfigError
 
 __all__ = [
+    "AdminSettings",
     "AuthSettings",
     "EtcdSettings",
     "LogSettings",
+    "NoticeSettings",
     "ReconcilerSettings",
     "ServerSettings",
     "SessionSettings",
@@ -43,6 +46,8 @@ __all__ = [
 _PREFIX: Final = "LEASEKEEPER_"
 _LOOPBACK: Final = ("127.", "localhost", "[::1]", "unix:")
 _STRICT: Final = ConfigDict(extra="forbid")
+_SHORTEST_SECRET: Final = 16
+"""Characters of the webhook's secret."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +178,7 @@ class ReconcilerSettings:
             which does them whatever this says.
         listen: ``host:port`` of ``leasekeeper reconciler``, so that one file serves both on one machine.
         sweep_every_s: pause between two sweeps of the leader.
+        admin_listen: as ``admin.listen``, for ``leasekeeper reconciler``.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
@@ -180,6 +186,7 @@ class ReconcilerSettings:
     enabled: bool = True
     listen: str = "127.0.0.1:7421"
     sweep_every_s: float = 30.0
+    admin_listen: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +202,53 @@ class AuthSettings:
 
     tokens_file: Path | None = None
     allow_plaintext: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdminSettings:
+    """What machines that watch may ask. Off unless ``listen`` is given.
+
+    Args:
+        listen: ``host:port`` that serves ``GET /metrics`` over plain HTTP, to everybody who reaches it.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+
+    listen: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoticeSettings:
+    """What operators are told, and where it goes besides log, metrics and WatchNotices.
+
+    Args:
+        hung_after_s: a handler that has moved and then does not for so long is said to hang, also without a
+            heartbeat timeout; with one it is after half of that.
+        webhook_url: where notices are posted; empty: nowhere.
+        webhook_secret: what deliveries are signed with.
+        webhook_kinds: kinds to post, by name and separated by commas; empty: all.
+        webhook_queue: notices that wait at most; the oldest are dropped.
+        webhook_timeout_s: for one request.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+
+    hung_after_s: float | None = None
+    webhook_url: str = ""
+    webhook_secret: str = field(default="", repr=False)
+    webhook_kinds: str = ""
+    webhook_queue: int = 1_000
+    webhook_timeout_s: float = 5.0
+
+    @property
+    def kinds(self) -> frozenset[NoticeKind]:
+        """The kinds to post; empty: all.
+
+        Raises:
+            KeyError: there is no such kind.
+        """
+        names = (part.strip().upper() for part in self.webhook_kinds.split(","))
+        return frozenset(NoticeKind[name] for name in names if name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +271,8 @@ class Settings:
     storage: StorageSettings = field(default_factory=StorageSettings)
     reconciler: ReconcilerSettings = field(default_factory=ReconcilerSettings)
     auth: AuthSettings = field(default_factory=AuthSettings)
+    admin: AdminSettings = field(default_factory=AdminSettings)
+    notices: NoticeSettings = field(default_factory=NoticeSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
 
@@ -232,6 +288,8 @@ class _Sources(BaseSettings):
     storage: StorageSettings = field(default_factory=StorageSettings)
     reconciler: ReconcilerSettings = field(default_factory=ReconcilerSettings)
     auth: AuthSettings = field(default_factory=AuthSettings)
+    admin: AdminSettings = field(default_factory=AdminSettings)
+    notices: NoticeSettings = field(default_factory=NoticeSettings)
     log: LogSettings = field(default_factory=LogSettings)
 
     @classmethod
@@ -301,7 +359,7 @@ def check_settings(settings: Settings) -> None:
     Raises:
         ConfigError: every relation that does not hold, with both numbers.
     """
-    wrong = [*_numbers(settings), *_relations(settings), *_files(settings)]
+    wrong = [*_numbers(settings), *_relations(settings), *_files(settings), *_notices(settings.notices)]
     if wrong:
         raise ConfigError("; ".join(wrong))
 
@@ -387,4 +445,18 @@ def _files(settings: Settings) -> list[str]:
                 f"auth.tokens_file needs TLS, because {name} ({listen}) is not local:"
                 " set server.tls_cert, or auth.allow_plaintext where something else encrypts"
             )
+    return wrong
+
+
+def _notices(notices: NoticeSettings) -> list[str]:
+    wrong = []
+    try:
+        _ = notices.kinds
+    except KeyError as error:
+        names = ", ".join(kind.name for kind in NoticeKind)
+        wrong.append(f"notices.webhook_kinds: there is no kind {error.args[0]}; there are {names}")
+    if not notices.webhook_url:
+        return wrong
+    if len(notices.webhook_secret) < _SHORTEST_SECRET:
+        wrong.append(f"notices.webhook_url needs a notices.webhook_secret of {_SHORTEST_SECRET} or more")
     return wrong

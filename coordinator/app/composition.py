@@ -9,6 +9,7 @@ from typing import Final
 
 from coordinator.app.foundation import lay_foundation
 from coordinator.app.parts import Parts, Role
+from coordinator.app.readings import service_readings
 from coordinator.app.recovery import compose_recovery
 from coordinator.app.store_settings import call_limits
 from coordinator.config import Settings
@@ -118,6 +119,7 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
         clock,
         limits,
     )
+    metrics.expose(service_readings(index, dispatch, late))
     return Parts(
         store=store,
         notices=notices,
@@ -128,6 +130,7 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
             "abandoned": abandoned.run,
             "late calls": late.run,
             "take away": take_away.run,
+            **base.background,
             **recovery.background,
         },
         listed=lambda: all(index.ready(name) for name in store.namespaces.namespaces()),

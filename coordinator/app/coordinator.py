@@ -22,8 +22,10 @@ from coordinator.app.etcd_version import check_etcd_version
 from coordinator.app.machine import SystemClock, SystemEntropy
 from coordinator.app.parts import Parts, Role
 from coordinator.app.store_settings import guard_config, listen_config
-from coordinator.config import Settings
+from coordinator.config import AdminSettings, Settings
 from coordinator.errors import ConfigError, StorageError
+from coordinator.observability.admin_http import AdminHttp, AdminHttpConfig, Answer
+from coordinator.observability.metrics import Metrics
 from coordinator.ports import Clock, Entropy
 from coordinator.rpc.auth import TokenTable
 from coordinator.rpc.call_guard import CallGuard
@@ -78,6 +80,7 @@ class Coordinator:
         self.health = Health(role.services)
         self._trouble = ""
         self.address = ""
+        self.admin_address = ""
         self._guard: CallGuard | None = None
         self._tokens: TokenTable | None = None
         self.defects: list[str] = []
@@ -125,6 +128,10 @@ class Coordinator:
         )
         assert set(parts.servicers) == set(self._role.services), "every service of the role has a servicer"
         server.register(guard, self.health, parts.servicers)
+        admin = _admin_http(settings.admin, parts.metrics)
+        if admin is not None:
+            self.admin_address = await admin.start()
+            _LOG.info("metrics are served", extra={"address": self.admin_address})
         await server.start()
         _LOG.info("listening", extra={"address": self.address, "etcd": settings.etcd.endpoints})
         try:
@@ -133,6 +140,8 @@ class Coordinator:
         finally:
             self.health.drain()
             await server.stop(0)
+            if admin is not None:
+                await admin.close()
             await self._close_store(parts)
         _LOG.info("stopped", extra={"address": self.address})
 
@@ -239,6 +248,16 @@ class Coordinator:
                 _LOG.log(logging.INFO if ready else logging.WARNING, "ready" if ready else "not ready")
                 self.health.set_ready(ready)
             await self._clock.sleep(_LOOK_EVERY_S if ready else _LOOK_EVERY_S / 4)
+
+
+def _admin_http(settings: AdminSettings, metrics: Metrics) -> AdminHttp | None:
+    def page(accept: str) -> Answer:
+        body, content_type = metrics.render(accept)
+        return Answer(body, content_type)
+
+    if not settings.listen:
+        return None
+    return AdminHttp({"/metrics": page}, AdminHttpConfig(listen=settings.listen))
 
 
 @asynccontextmanager

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
+from coordinator.app.readings import notice_readings, store_readings
 from coordinator.app.relay import ChangesRelay, CommitRelay
 from coordinator.app.store_settings import store_config
-from coordinator.config import Settings
+from coordinator.config import NoticeSettings, Settings
+from coordinator.core.fencing import Position
+from coordinator.core.notice import Notice, NoticeKind
+from coordinator.errors import ConfigError
 from coordinator.etcd.store import EtcdStore, StoreListeners
+from coordinator.observability.http_post import HttpPost
 from coordinator.observability.metrics import Metrics
+from coordinator.observability.notice_log import NoticeLog
+from coordinator.observability.webhook import Webhook, WebhookConfig
 from coordinator.ports import Clock, Entropy
+from coordinator.rpc.notice_convert import notice_json
 from coordinator.services.notices import NoticeHub
 
 __all__ = ["Foundation", "lay_foundation"]
@@ -17,7 +27,10 @@ __all__ = ["Foundation", "lay_foundation"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foundation:
-    """Made first. ``changes`` and ``commits`` are bound once there is somebody to tell."""
+    """Made first. ``changes`` and ``commits`` are bound once there is somebody to tell.
+
+    ``background``: what sends notices on; see ``Parts.background``.
+    """
 
     settings: Settings
     clock: Clock
@@ -28,6 +41,7 @@ class Foundation:
     metrics: Metrics
     changes: ChangesRelay
     commits: CommitRelay
+    background: Mapping[str, Callable[[], Coroutine[Any, Any, None]]]
 
 
 def lay_foundation(
@@ -49,14 +63,26 @@ def lay_foundation(
     changes, commits = ChangesRelay(), CommitRelay()
     own_id = entropy.identifier()
     metrics = Metrics(version)
-    notices = NoticeHub(clock, entropy, coordinator_id=own_id, sinks=(metrics.noticed,))
+    log = NoticeLog(clock.monotonic, clock.sleep)
+    webhook = _webhook(settings.notices, clock, entropy)
+    sinks = [log.noticed, metrics.noticed, *([webhook.noticed] if webhook is not None else [])]
+    notices = NoticeHub(clock, entropy, coordinator_id=own_id, sinks=sinks)
     config = store_config(settings, coordinator_id=own_id, endpoint=endpoint, version=version)
     store = EtcdStore(
         replace(config, dispatches=dispatches),
-        StoreListeners(changes=changes, commits=commits),
+        StoreListeners(
+            changes=changes,
+            commits=commits,
+            regression=lambda seen, got: notices.publish(_regression(seen, got)),
+            notices=notices,
+        ),
         clock=clock,
         entropy=entropy,
     )
+    metrics.expose([*store_readings(store), *notice_readings(notices, webhook)])
+    background = {"notice log": log.run}
+    if webhook is not None:
+        background["webhook"] = webhook.run
     return Foundation(
         settings=settings,
         clock=clock,
@@ -67,4 +93,37 @@ def lay_foundation(
         metrics=metrics,
         changes=changes,
         commits=commits,
+        background=background,
+    )
+
+
+def _webhook(settings: NoticeSettings, clock: Clock, entropy: Entropy) -> Webhook | None:
+    if not settings.webhook_url:
+        return None
+    try:
+        post = HttpPost(settings.webhook_url, settings.webhook_timeout_s)
+    except ValueError as error:
+        raise ConfigError(f"notices.webhook_url {error}") from error
+    return Webhook(
+        post,
+        notice_json,
+        clock,
+        fraction=entropy.fraction,
+        identifier=entropy.identifier,
+        config=WebhookConfig(
+            secret=settings.webhook_secret, kinds=settings.kinds, max_queued=settings.webhook_queue
+        ),
+    )
+
+
+def _regression(seen: Position, got: Position) -> Notice:
+    return Notice(
+        kind=NoticeKind.EPOCH,
+        reason="etcd's history went back: nothing is granted or settled until the epoch is raised",
+        facts={
+            "seen_epoch": str(seen.epoch),
+            "seen_revision": str(seen.revision),
+            "epoch": str(got.epoch),
+            "revision": str(got.revision),
+        },
     )

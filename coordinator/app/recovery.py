@@ -46,6 +46,7 @@ def compose_recovery(base: Foundation, *, sweeps: bool) -> Recovery:
         sweeps: this process sweeps; without, it acts on what it hears of, and others sweep.
     """
     store, clock, entropy = base.store, base.clock, base.entropy
+    hung_after_s = base.settings.notices.hung_after_s
     leader = store.leadership(_SWEEP_ROLE)
     lost = LostPass(
         store.jobs,
@@ -69,7 +70,11 @@ def compose_recovery(base: Foundation, *, sweeps: bool) -> Recovery:
     if sweeps:
         background |= {"sweep leadership": leader.run, "lost sweep": sweep_loop.run}
     return Recovery(
-        holders=Holders(lost.suspect, notices=base.notices),
+        holders=Holders(
+            lost.suspect,
+            notices=base.notices,
+            hung_after_ms=round(hung_after_s * 1000) if hung_after_s is not None else None,
+        ),
         due=due,
         due_loop=due_loop,
         loops=(due_loop, sweep_loop) if sweeps else (due_loop,),

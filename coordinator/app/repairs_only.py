@@ -36,7 +36,7 @@ def compose_reconciler(
         notices=base.notices,
         metrics=base.metrics,
         servicers={},
-        background=recovery.background,
+        background={**base.background, **recovery.background},
         listed=lambda: store.namespaces.listed and all(map(watch.ready, store.namespaces.namespaces())),
         trouble=recovery.trouble,
     )

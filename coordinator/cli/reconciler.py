@@ -80,4 +80,5 @@ def reconciler(
 def _at_its_own_address(settings: Settings) -> Settings:
     # A port that coordinators share by SO_REUSEPORT is none that a reconciler may join.
     server = replace(settings.server, listen=settings.reconciler.listen, reuse_port=False)
-    return replace(settings, server=server)
+    admin = replace(settings.admin, listen=settings.reconciler.admin_listen)
+    return replace(settings, server=server, admin=admin)

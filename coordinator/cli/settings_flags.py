@@ -120,9 +120,13 @@ def _check_forms(settings: Settings) -> None:
     for name, listen in (
         ("server.listen", settings.server.listen),
         ("reconciler.listen", settings.reconciler.listen),
+        ("admin.listen", settings.admin.listen),
+        ("reconciler.admin_listen", settings.reconciler.admin_listen),
     ):
         host, _, port = listen.rpartition(":")
-        if listen.startswith("unix:"):
+        if listen.startswith("unix:") and "admin" not in name:
+            continue
+        if not listen and "admin" in name:
             continue
         if not host or not (port.isascii() and port.isdigit()):
             wrong.append(f"{name} ({listen}) must be host:port")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
+
+from google.protobuf.json_format import MessageToDict
 
 from coordinator.core.notice import NoticeKind, PublishedNotice
 from coordinator.rpc.convert import duration, timestamp
@@ -11,7 +13,7 @@ from coordinator.services.notices import StreamedNotice
 from leasekeeper.v1 import admin_service_pb2 as pb
 from leasekeeper.v1 import types_pb2 as types
 
-__all__ = ["check_watch_notices", "notice_kinds", "notice_message", "watch_notices_response"]
+__all__ = ["check_watch_notices", "notice_json", "notice_kinds", "notice_message", "watch_notices_response"]
 
 _KINDS: Final = frozenset(kind.value for kind in NoticeKind)
 
@@ -63,3 +65,8 @@ def notice_message(published: PublishedNotice) -> pb.Notice:
 def watch_notices_response(streamed: StreamedNotice) -> pb.WatchNoticesResponse:
     """One message of WatchNotices."""
     return pb.WatchNoticesResponse(notice=notice_message(streamed.published), missed=streamed.missed)
+
+
+def notice_json(published: PublishedNotice) -> dict[str, Any]:
+    """A notice in the JSON form of protobuf, so that generated code can read it from a webhook's body."""
+    return MessageToDict(notice_message(published))

@@ -7,12 +7,17 @@ lost.
 
 from __future__ import annotations
 
+from typing import Final
+
 from coordinator.core.fencing import split_token
+from coordinator.core.notice import Notice, NoticeKind
 from coordinator.errors import Reason, RequestError, StorageError
-from coordinator.ports import Present
+from coordinator.ports import Clock, Notices, Present
 from coordinator.services.storage_errors import refused
 
-__all__ = ["check_present", "check_token", "is_foreign"]
+__all__ = ["FutureTokens", "check_present", "check_token", "is_foreign"]
+
+_TOLD_EVERY_S: Final = 1.0
 
 
 def check_present(present: Present) -> None:
@@ -56,3 +61,41 @@ async def check_token(present: Present, token: int, job_id: str, *, deadline: fl
 def is_foreign(present: Present, token: int) -> bool:
     """Whether the token is of another epoch, and so stale everywhere."""
     return split_token(token).epoch != present.epoch
+
+
+class FutureTokens:
+    """Tells of tokens above the store's present, at most once a second: callers make them up at will.
+
+    Args:
+        notices: told.
+        clock: the second.
+    """
+
+    def __init__(self, notices: Notices, clock: Clock) -> None:
+        self._notices = notices
+        self._clock = clock
+        self._told_at = -float("inf")
+        self._untold = 0
+
+    def refused(self, namespace: str, job_id: str, token: int, error: RequestError) -> None:
+        """``check_token`` answered ``error``; others than EPOCH_REGRESSED are none of this."""
+        if error.reason is not Reason.EPOCH_REGRESSED:
+            return
+        now = self._clock.monotonic()
+        if now - self._told_at < _TOLD_EVERY_S:
+            self._untold += 1
+            return
+        self._told_at, untold, self._untold = now, self._untold, 0
+        facts = {"present": error.metadata.get("present", "")}
+        if untold:
+            facts["more_before"] = str(untold)
+        self._notices.publish(
+            Notice(
+                kind=NoticeKind.EPOCH,
+                reason="a caller's token lies above the present of the store: was etcd restored?",
+                namespace=namespace,
+                job_id=job_id,
+                token=token,
+                facts=facts,
+            )
+        )

@@ -32,7 +32,7 @@ from coordinator.ports import (
 from coordinator.services.api import Settle, Settled
 from coordinator.services.commits import commit_each, operation_of
 from coordinator.services.digests import settlement_digest
-from coordinator.services.fencing import check_present, check_token, is_foreign
+from coordinator.services.fencing import FutureTokens, check_present, check_token, is_foreign
 from coordinator.services.late_calls import CHECKPOINT, SETTLEMENT
 from coordinator.services.storage_errors import RETRY_MS, refused
 
@@ -111,6 +111,7 @@ class SettlementService:
         self._config = config or SettlementConfig()
         self._notices = notices
         self._late = late
+        self._future = FutureTokens(notices, clock)
 
     async def settle(
         self, namespace: str, items: Sequence[Settle], deadline: float
@@ -130,6 +131,7 @@ class SettlementService:
             error = await check_token(self._present, item.command.token, item.job_id, deadline=deadline)
             if error is not None:
                 results[index] = error
+                self._future.refused(namespace, item.job_id, item.command.token, error)
                 continue
             wave = seen.get(item.job_id, 0)
             seen[item.job_id] = wave + 1
@@ -159,6 +161,7 @@ class SettlementService:
         check_present(self._present)
         error = await check_token(self._present, token, job_id, deadline=deadline)
         if error is not None:
+            self._future.refused(namespace, job_id, token, error)
             raise error
         try:
             claim = await self._claim_of(namespace, job_id, token, deadline)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from coordinator.config import Settings, load_settings
+from coordinator.core.notice import NoticeKind
 from coordinator.errors import ConfigError
 
 
@@ -115,6 +116,15 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
         ({"etcd": {"user": "u"}}, "etcd.user and etcd.password"),
         ({"etcd": {"endpoints": " , "}}, "at least one host:port"),
         ({"log": {"level": "loud"}}, "log.level"),
+        (
+            {"notices": {"webhook_kinds": "dead, lots"}},
+            "webhook_kinds: there is no kind LOTS; there are STUCK",
+        ),
+        (
+            {"notices": {"webhook_url": "http://h/", "webhook_secret": "short"}},
+            "notices.webhook_url needs a notices.webhook_secret of 16 or more",
+        ),
+        ({"notices": {"hung_after_s": 0}}, "notices.hung_after_s (0) must be greater than 0"),
     ],
 )
 def test_settings_that_cannot_work_together_show_both_numbers(flags: dict[str, Any], says: str) -> None:
@@ -136,3 +146,15 @@ def test_tokens_over_plain_text_need_a_word(tmp_path: Path) -> None:
 
 def test_the_password_is_not_shown() -> None:
     assert "geheim" not in repr(load_settings(None, {"etcd": {"user": "u", "password": "geheim"}}))
+
+
+def test_the_secret_of_the_webhook_is_not_shown() -> None:
+    notices = {"webhook_url": "http://h/", "webhook_secret": "geheim-geheim-geheim"}
+
+    assert "geheim" not in repr(load_settings(None, {"notices": notices}))
+
+
+def test_kinds_for_the_webhook_are_named_in_any_case() -> None:
+    settings = load_settings(None, {"notices": {"webhook_kinds": "dead, Lost,"}})
+
+    assert settings.notices.kinds == {NoticeKind.DEAD, NoticeKind.LOST}

@@ -387,3 +387,19 @@ async def test_a_job_that_goes_on_or_ends_well_is_not_told(world: World) -> None
     await settle_one(world, complete(other), "j2")
 
     assert world.notices.notices == []
+
+
+async def test_a_token_above_the_present_is_told_at_most_once_a_second(world: World) -> None:
+    await world.running()
+    future = make_token(1, 10_000)
+
+    for _ in range(5):
+        await refuse_one(world, Complete(token=future, digest=b""))
+    await world.clock.advance(1.5)
+    with pytest.raises(RequestError):
+        await world.settlement.checkpoint("default", "j1", future, 1, b"", None, world.deadline)
+
+    first, second = world.notices.of(NoticeKind.EPOCH)
+    assert (first.namespace, first.job_id, first.token) == ("default", "j1", future)
+    assert first.facts == {"present": str(world.present.token())}
+    assert second.facts["more_before"] == "4"
