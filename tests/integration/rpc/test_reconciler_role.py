@@ -23,7 +23,7 @@ from tests.integration.store.conftest import Told
 from tests.support.polling import eventually
 from tests.unit.rpc import builders
 
-NEVER = 86_400.0
+SECONDS_OF_A_DAY = 86_400.0
 
 
 @asynccontextmanager
@@ -68,9 +68,14 @@ async def hold_a_job(api: Api, *, ttl: int) -> None:
     assert claim.job_id == "j1"
 
 
-async def test_a_lost_job_is_recovered_while_no_coordinator_runs(settings: Settings) -> None:
+def rarely_swept(settings: Settings) -> Settings:
+    """A sweep when the role is taken, and then none in the life of a test."""
+    return replace(settings, reconciler=ReconcilerSettings(sweep_every_s=SECONDS_OF_A_DAY))
+
+
+async def test_a_lost_job_is_recovered_by_the_watch_while_no_coordinator_runs(settings: Settings) -> None:
     async with looking_on(settings) as store:
-        async with running_coordinator(settings, role=RECONCILER):
+        async with running_coordinator(rarely_swept(settings), role=RECONCILER):
             async with serving(settings) as api:
                 await hold_a_job(api, ttl=3)
             assert (await job_of(store)).state is JobState.RUNNING
@@ -92,8 +97,7 @@ async def test_what_was_lost_while_nothing_ran_is_found_by_the_first_sweep(setti
             return not await store.jobs.list_claims("default", deadline=SystemClock().monotonic() + 5)
 
         await eventually(free, timeout=30, interval=0.1)
-        rarely = replace(settings, reconciler=ReconcilerSettings(sweep_every_s=NEVER))
-        async with running_coordinator(rarely, role=RECONCILER):
+        async with running_coordinator(rarely_swept(settings), role=RECONCILER):
 
             async def waits() -> bool:
                 return (await job_of(store)).state is JobState.PENDING
