@@ -34,6 +34,9 @@ __all__ = ["Index", "IndexConfig"]
 # Looked up once: a member of an enum costs thirty times what a global costs.
 _READY: Final = Slot.READY
 _RUNNING: Final = JobState.RUNNING
+_END: Final = Rank(10**14 - 1, 10**14 - 1)
+"""Behind every rank: as much as a key has room for."""
+_NEWEST: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +93,7 @@ class Index:
         self._counted_at = float("-inf")
         self._hungry: set[Pair] = set()
         self._wake = asyncio.Event()
+        self._doubted: set[tuple[Pair, str, int]] = set()
         self.repaired = 0
 
     # -- asked by dispatch
@@ -264,13 +268,20 @@ class Index:
 
     async def compare_once(self) -> int:
         """Compare each window with its stretch of the store; put right what differs, and answer how much
-        did."""
+        did.
+
+        A job that is newer than all that the watch told may be on its way; if it still is at the next
+        comparison, its event was lost.
+        """
         differences = 0
+        doubted, self._doubted = self._doubted, set()
+        await self._know_all_types()
         for pair, window in self.windows().items():
-            last = window.last_rank
-            until = window.horizon or last
-            if until is None or pair[0] not in self._listed:
+            if pair[0] not in self._listed:
                 continue
+            # A complete window holds all that waits, so that a range to the end is no longer than it is.
+            until = window.horizon or _END
+            last = window.last_rank
             end = max(until, last) if last is not None else until
             # As of before the list: what comes while it is made stands in the window and not in the list.
             settled = self._passed[pair[0], "ready"] - 1
@@ -287,6 +298,10 @@ class Index:
             if not page.complete:
                 continue
             missing, ghosts = window.compare(page.jobs, settled, end)
+            unheard, _ = window.compare(page.jobs, _NEWEST, end)
+            doubts = {(pair, one.job.job_id, one.revision): one for one in unheard if one.revision > settled}
+            missing += [one for doubt, one in doubts.items() if doubt in doubted]
+            self._doubted |= doubts.keys() - doubted
             for stored in missing:
                 if self._deleted_here(stored):
                     continue  # claimed here since
@@ -298,6 +313,17 @@ class Index:
                 differences += 1
         self.repaired += differences
         return differences
+
+    async def _know_all_types(self) -> None:
+        """The first job of a type makes its window; if that event was lost, nothing else would."""
+        for namespace in tuple(self._listed):
+            try:
+                known = await self._jobs.list_types(namespace, deadline=self._deadline())
+            except LeasekeeperError:
+                continue
+            for queue, type_ in known:
+                if (namespace, queue, type_) not in self._windows:
+                    self._new_window((namespace, queue, type_), complete=False)
 
     async def _fill(self, pair: Pair) -> int:
         """Ask stretch after stretch until half the places are taken or there is no more; at most 64

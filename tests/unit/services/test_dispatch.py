@@ -312,6 +312,49 @@ async def test_the_comparison_finds_a_job_that_the_index_lost() -> None:
     assert await c.index.compare_once() == 0
 
 
+@pytest.mark.parametrize("kept", [0, 1])
+async def test_the_comparison_looks_behind_the_last_job_of_a_complete_window(kept: int) -> None:
+    """The event of the newest job was lost, and perhaps the window is empty but for it."""
+    c = await bench_with()
+    await c.submit("a", "b")
+    window = c.index.window((NS, "q", "t"))
+    assert window is not None
+    for lost in window.peek(2)[kept:]:
+        window.take(lost)
+        window.drop(lost)
+    c.index.passed(NS, "ready", c.etcd.revision + 1)
+
+    assert await c.index.compare_once() == 2 - kept
+
+    assert ids(await c.claim(n=2)) == ["a", "b"]
+
+
+async def test_a_lost_event_that_no_other_follows_is_found_by_the_second_comparison() -> None:
+    """Until then it may be on its way."""
+    c = await bench_with()
+    await c.submit("a")
+    window = c.index.window((NS, "q", "t"))
+    assert window is not None
+    [lost] = window.peek(1)
+    window.take(lost)
+    window.drop(lost)
+
+    assert [await c.index.compare_once() for _ in range(3)] == [0, 1, 0]
+    assert ids(await c.claim()) == ["a"]
+
+
+async def test_the_comparison_learns_of_a_type_whose_first_event_was_lost() -> None:
+    c = await bench_with()
+    await c.submit("a")
+    await c.jobs.register_type(NS, "q", "t", deadline=c.clock.monotonic() + 5)
+    c.index._windows.clear()
+
+    await c.index.compare_once()
+    await c.index.refill_once()
+
+    assert ids(await c.claim()) == ["a"]
+
+
 async def test_a_claim_key_is_never_overwritten() -> None:
     """A claim key left by hand: the job is not handed out beside it."""
     c = await bench_with()
