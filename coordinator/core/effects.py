@@ -14,7 +14,7 @@ from typing import Final, NamedTuple
 from coordinator.core.job import RETAINED, TERMINAL, Job, JobState
 from coordinator.core.rank import Rank
 
-__all__ = ["Slot", "Where", "Write", "effects", "keys_of", "net"]
+__all__ = ["Slot", "Usual", "Where", "Write", "effects", "keys_of", "net", "usual"]
 
 
 class Slot(Enum):
@@ -48,6 +48,22 @@ _RUNNING: Final = JobState.RUNNING
 _SCHEDULED: Final = JobState.SCHEDULED
 _NO_RANK: Final = Rank(0, 0)
 _new: Final = tuple.__new__
+
+
+class Usual(Enum):
+    """Transitions that nearly every job makes, and all that each of them writes.
+
+    Not one write more or less, so that whoever carries them out can do without the list (``usual``).
+    """
+
+    SUBMISSION = "put state, spec, ready"
+    CLAIM = "delete ready; put state, claim"
+    END = "delete claim, spec; put state on a retention lease; delete checkpoint"
+
+
+_SUBMISSION: Final = Usual.SUBMISSION
+_CLAIMED: Final = Usual.CLAIM
+_ENDED: Final = Usual.END
 
 
 class Where(NamedTuple):
@@ -156,6 +172,25 @@ def effects(before: Job | None, after: Job | None, *, big_result: bool = False) 
     elif after is None and before is not None and before.result_size > len(before.result):
         writes.append(_write(_at(_RESULT, ns, job_id), False))
     return tuple(writes)
+
+
+def usual(before: Job | None, after: Job | None, *, big_result: bool = False) -> Usual | None:
+    """Which usual transition it is; None if ``effects`` has to tell what it writes.
+
+    The latter whenever in doubt: test_effects.py compares every answer with ``effects``.
+    """
+    if after is None or after.due_key_ms or after.cancel_requested or after.terms.unique_key or big_result:
+        return None
+    state = after.state
+    if before is None:
+        return _SUBMISSION if state is _PENDING else None
+    if before.terms is not after.terms or before.due_key_ms or before.cancel_requested:
+        return None
+    if before.state is _PENDING and state is _RUNNING:
+        return _CLAIMED
+    if before.state is _RUNNING and state in RETAINED and after.attempt:
+        return _ENDED
+    return None
 
 
 class _Kept:

@@ -65,7 +65,7 @@ class ReadyQueue:
         """Add ``entry`` at the end."""
         self._queue.append(entry)
         self._bytes += len(entry.nested) + _OP_OVERHEAD
-        self._reply += entry.op.reply_bytes
+        self._reply += entry.reply_bytes
 
     def full_group_waits(self) -> bool:
         """Whether what waits fills a Txn by one of the limits."""
@@ -84,7 +84,7 @@ class ReadyQueue:
         while queue and len(taken) < self._cap:
             entry = queue[0]
             grown = size + len(entry.nested) + _OP_OVERHEAD
-            reply += entry.op.reply_bytes
+            reply += entry.reply_bytes
             if entry.width > widest:
                 widest = entry.width
             if taken and (
@@ -96,7 +96,7 @@ class ReadyQueue:
             size = grown
             queue.popleft()
             taken.append(entry)
-            self._reply -= entry.op.reply_bytes
+            self._reply -= entry.reply_bytes
         self._bytes -= size
         return taken
 

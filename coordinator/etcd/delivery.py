@@ -39,7 +39,7 @@ from coordinator.etcd.commit_config import (
     MonotonicClock,
     TxnClient,
 )
-from coordinator.etcd.guarded_op import Entry, OpResult
+from coordinator.etcd.guarded_op import Entry
 
 if TYPE_CHECKING:
     from leasekeeper.internal.etcd.v1.kv_pb2 import ResponseOp, TxnResponse
@@ -141,7 +141,7 @@ class Delivery:
             self._stats.expired += entry.expire("the deadline passed")
         elif entry.future.done() and not entry.unknown:
             pass  # its caller went away before anything was sent
-        elif self._dead_leases and entry.op.retention in self._dead_leases and not self._rebuild(entry):
+        elif self._dead_leases and entry.retention in self._dead_leases and not self._rebuild(entry):
             entry.refuse(LeaseNotFound("the retention lease is gone"))
         else:
             return True
@@ -150,39 +150,35 @@ class Delivery:
 
     def _complete(self, entries: list[Entry], response: TxnResponse) -> None:
         revision = response.header.revision
-        results: list[OpResult] = []
-        conflicts = 0
-        wrote = called = False
-        for entry, reply in zip(entries, response.responses, strict=True):
-            inner = reply.response_txn
-            won = inner.succeeded
-            responses = inner.responses
-            if not won:
-                conflicts += 1
-            else:
-                wrote = wrote or any(map(_wrote, responses))
-                called = called or entry.op.on_won is not None
-            results.append(OpResult(won, revision, responses, entry.unknown))
+        replies = [reply.response_txn for reply in response.responses]
+        results = [
+            (entry, reply.succeeded, reply.responses) for entry, reply in zip(entries, replies, strict=True)
+        ]
         self._stats.ops += len(entries)
-        self._stats.conflicts += conflicts
-        if wrote and self._hooks.own_revision is not None:
+        self._stats.conflicts += sum([not won for _, won, _ in results])
+        if self._hooks.own_revision is not None and any(won and any(map(_wrote, r)) for _, won, r in results):
             self._call(self._hooks.own_revision, revision)
-        if called:
-            for entry, result in zip(entries, results, strict=True):
-                if result.won and entry.op.on_won is not None:
-                    self._call(entry.op.on_won, revision, result.responses)
-        for entry, result in zip(entries, results, strict=True):
+        for entry, won, responses in results:
+            if won:
+                # A fault in one must not cost the other operations of the Txn their answers.
+                try:
+                    entry.applied(revision, responses)
+                except Exception as error:  # noqa: BLE001 - handed to the owner, which raises it
+                    self._faulted(error)
+        for entry, won, responses in results:
             if not entry.future.done():
-                entry.future.set_result(result)
+                entry.future.set_result(entry.answer(won, revision, responses))
         self._owner.finished(entries)
 
     def _call(self, callback: Callable[..., None], *args: object) -> None:
-        # A fault in one callback must not cost the other operations of the Txn their answers.
         try:
             callback(*args)
         except Exception as error:  # noqa: BLE001 - handed to the owner, which raises it
-            _log.exception("a callback of the committer failed")
-            self._owner.fault(error)
+            self._faulted(error)
+
+    def _faulted(self, error: Exception) -> None:
+        _log.error("a callback of the committer failed", exc_info=error)
+        self._owner.fault(error)
 
     async def _refused(self, group: Group, error: StorageError) -> tuple[Group, ...]:
         """Nothing was written by this try."""
@@ -204,10 +200,10 @@ class Delivery:
             first, second = group.halves()
             return (second, first)
         entry = entries[0]
-        if isinstance(error, LeaseNotFound) and entry.op.rebuild is not None:
-            if entry.op.retention:
+        if isinstance(error, LeaseNotFound):
+            if entry.retention:
                 # Others that name it are built again before they are sent: no more bisecting for this lease.
-                self._dead_leases[entry.op.retention] = None
+                self._dead_leases[entry.retention] = None
                 if len(self._dead_leases) > _DEAD_LEASES_KEPT:
                     del self._dead_leases[next(iter(self._dead_leases))]
             if self._rebuild(entry):
@@ -261,17 +257,13 @@ class Delivery:
 
     def _rebuild(self, entry: Entry) -> bool:
         """Give ``entry`` the same operation under a live retention lease; False if that cannot be had."""
-        op = entry.op
-        if op.rebuild is None or entry.rebuilds >= _MAX_REBUILDS:
+        if entry.rebuilds >= _MAX_REBUILDS:
             return False
         entry.rebuilds += 1
         try:
-            fresh = op.rebuild()
-            if fresh is None:
+            if not entry.rebuild():
                 return False
-            if fresh.lanes != op.lanes or fresh.adds != op.adds or not fresh.compares:
-                raise ValueError("a rebuilt operation keeps its lanes and has a guard")
-            entry.fill(fresh, self._config.limits)
+            entry.check_size(self._config.limits)
         except Exception as error:  # noqa: BLE001 - handed to the owner, which raises it
             _log.exception("an operation could not be built again for another retention lease")
             self._owner.fault(error)

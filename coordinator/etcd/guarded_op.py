@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from coordinator.errors import (
     ConfigError,
@@ -23,7 +23,7 @@ from coordinator.etcd import wire
 if TYPE_CHECKING:
     from leasekeeper.internal.etcd.v1.kv_pb2 import ResponseOp
 
-__all__ = ["Entry", "GroupLimits", "GuardedOp", "OpResult", "Responses"]
+__all__ = ["Entry", "GroupLimits", "GuardedOp", "OpEntry", "OpResult", "Responses"]
 
 Responses: TypeAlias = "Sequence[ResponseOp]"
 
@@ -114,7 +114,10 @@ class GroupLimits:
 
 
 class Entry:
-    """An operation on its way, with all that the committer has to remember of it."""
+    """An operation on its way, with all that the committer has to remember of it.
+
+    A kind of operation is a subclass: it fills what is sent, before it is taken, and takes what came of it.
+    """
 
     __slots__ = (
         "blocked_by",
@@ -124,45 +127,66 @@ class Entry:
         "lane_names",
         "last_error",
         "nested",
-        "op",
         "rebuilds",
+        "reply_bytes",
+        "retention",
         "slot",
+        "starts",
         "unknown",
         "width",
     )
 
-    def __init__(self, op: GuardedOp, future: asyncio.Future[OpResult], limits: GroupLimits) -> None:
-        self.lane_names = _lane_names(op)
-        self.deadline = op.deadline
-        self.future = future
+    future: asyncio.Future[Any]
+    """What its caller waits for; made by the committer."""
+
+    lane_names: tuple[bytes, ...]
+    nested: bytes
+    reply_bytes: int
+    retention: int
+    width: int
+
+    def __init__(self, deadline: float, *, starts: bool = False) -> None:
+        self.deadline = deadline
+        self.starts = starts  # it begins new work, which waits for work under way
         self.blocked_by = 0
         self.flying = False  # a try is with etcd now
         self.unknown = False  # an earlier try has an unknown outcome
         self.rebuilds = 0
         self.last_error: StorageError | None = None
         self.slot: set[Entry] | None = None  # where the deadline wheel keeps it
-        self.fill(op, limits)
 
-    def fill(self, op: GuardedOp, limits: GroupLimits) -> None:
-        """Take ``op`` as what to send.
+    # --- what a kind of operation says ------------------------------------------------------------
 
-        Raises:
-            RequestTooLarge: etcd would refuse it even alone.
-        """
-        self.op = op
-        self.width = max(len(op.compares), len(op.thens), len(op.elses))
+    def applied(self, revision: int, responses: Responses) -> None:
+        """A try has won. Called in the completion loop, before any caller of the Txn resumes."""
+
+    def answer(self, won: bool, revision: int, responses: Responses) -> object:
+        """What the caller gets."""
+        return OpResult(won, revision, responses, self.unknown)
+
+    def needs_space(self) -> bool:
+        """Whether a win puts anything; etcd that is out of space still deletes and reads."""
+        raise NotImplementedError
+
+    def rebuild(self) -> bool:
+        """Become the same operation under another retention lease; False if there is none."""
+        return False
+
+    def release(self) -> None:
+        """It has its answer: let go what would keep it alive."""
+
+    # --- for the committer ------------------------------------------------------------------------
+
+    def check_size(self, limits: GroupLimits) -> None:
+        """Raise RequestTooLarge if etcd would refuse it even alone."""
         if self.width > limits.max_txn_ops - 1:
             raise RequestTooLarge(
                 f"an operation of {self.width} compares or writes, etcd takes {limits.max_txn_ops - 1}"
             )
-        self.nested = wire.nested(op.compares, op.thens, op.elses)
-        size = len(self.nested)
-        if size > limits.max_request_bytes:
-            raise RequestTooLarge(f"an operation of {size} bytes, etcd takes {limits.max_request_bytes}")
-
-    def needs_space(self) -> bool:
-        """Whether a win puts anything; etcd that is out of space still deletes and reads."""
-        return any(map(wire.is_put, self.op.thens))
+        if len(self.nested) > limits.max_request_bytes:
+            raise RequestTooLarge(
+                f"an operation of {len(self.nested)} bytes, etcd takes {limits.max_request_bytes}"
+            )
 
     def refuse(self, error: StorageError) -> None:
         """Answer that this try wrote nothing; which says nothing of an earlier one with unknown outcome."""
@@ -191,6 +215,48 @@ class Entry:
             error = OutcomeUnknown(f"{why} before etcd answered")
         self.future.set_exception(error)
         return True
+
+
+class OpEntry(Entry):
+    """A ``GuardedOp`` on its way."""
+
+    __slots__ = ("op",)
+
+    def __init__(self, op: GuardedOp) -> None:
+        super().__init__(op.deadline)
+        self.lane_names = _lane_names(op)
+        self.reply_bytes = op.reply_bytes
+        self._send(op)
+
+    def _send(self, op: GuardedOp) -> None:
+        self.op = op
+        self.retention = op.retention
+        self.width = max(len(op.compares), len(op.thens), len(op.elses))
+        self.nested = wire.nested(op.compares, op.thens, op.elses)
+
+    def applied(self, revision: int, responses: Responses) -> None:
+        """Tell ``on_won``."""
+        if self.op.on_won is not None:
+            self.op.on_won(revision, responses)
+
+    def needs_space(self) -> bool:
+        """See ``Entry.needs_space``."""
+        return any(map(wire.is_put, self.op.thens))
+
+    def rebuild(self) -> bool:
+        """Take what the operation's own ``rebuild`` makes."""
+        op = self.op
+        fresh = op.rebuild() if op.rebuild is not None else None
+        if fresh is None:
+            return False
+        if fresh.lanes != op.lanes or fresh.adds != op.adds or not fresh.compares:
+            raise ValueError("a rebuilt operation keeps its lanes and has a guard")
+        self._send(fresh)
+        return True
+
+    def release(self) -> None:
+        """Its callbacks know its author, who knows the operation: a ring for the collector to find."""
+        self.op.on_won = self.op.rebuild = None
 
 
 def _lane_names(op: GuardedOp) -> tuple[bytes, ...]:

@@ -13,7 +13,7 @@ from coordinator.errors import CodecError, LeaseNotFound, NotApplied, Reason, Re
 from coordinator.etcd import wire
 from coordinator.etcd.client import EtcdClient
 from coordinator.etcd.codec import FORMAT, decode_checkpoint, encode_checkpoint
-from coordinator.etcd.committer import Committer, GuardedOp, OpResult
+from coordinator.etcd.committer import Committer, GuardedOp
 from coordinator.etcd.group_read import GroupReader
 from coordinator.etcd.job_reads import JobReader
 from coordinator.etcd.keys import KeySpace
@@ -22,7 +22,7 @@ from coordinator.etcd.present import EtcdPresent, regressed_error
 from coordinator.etcd.retention import RetentionBuckets
 from coordinator.etcd.set_aside import SetAside
 from coordinator.etcd.state_watch import watch_states
-from coordinator.etcd.txn import Plan, TxnCodec, one
+from coordinator.etcd.txn import TxnCodec, one
 from coordinator.ports import (
     Checkpoint,
     Clock,
@@ -109,33 +109,32 @@ class EtcdJobStore(JobReader):
                 return asyncio.ensure_future(self._lost_token(operation))
         after = operation.after
         if after is None or after.state not in RETAINED:
-            return Pending(self, self.codec.compile(operation))
-        retained = sum([write.retained and write.put for write in operation.writes])
+            return Pending(self, operation)
+        retained = 1
+        if operation.usual is None:
+            retained = sum([write.retained and write.put for write in operation.writes])
         lease = self._buckets.take(after.namespace, retained)
-        plan = self.codec.compile(operation, lease)
         if not lease:
-            return asyncio.ensure_future(self.commit_with_lease(plan, retained))
-        return Pending(self, plan, retained)
+            return asyncio.ensure_future(self.commit_with_lease(operation, 0, retained))
+        return Pending(self, operation, lease, retained)
 
-    def replan(self, plan: Plan, retained: int) -> Plan | None:
-        """The same operation under another retention lease than the one that etcd called dead."""
-        namespace = plan.keys.namespace
-        self._buckets.dead(namespace, plan.lease)
-        lease = self._buckets.take(namespace, retained)
-        return self.codec.compile(plan.operation, lease) if lease else None
+    def another_lease(self, operation: Operation, dead: int, retained: int) -> int:
+        """Another retention lease than the one that etcd called dead; 0: there is none at hand."""
+        namespace = _namespace(operation)
+        self._buckets.dead(namespace, dead)
+        return self._buckets.take(namespace, retained)
 
-    async def commit_with_lease(self, plan: Plan, retained: int) -> Commit:
+    async def commit_with_lease(self, operation: Operation, dead: int, retained: int) -> Commit:
         """Wait for a retention lease first; and again if etcd lost all that we had."""
-        operation, namespace = plan.operation, plan.keys.namespace
+        namespace, lease = _namespace(operation), dead
         for _ in range(_LEASE_ROUNDS):
-            self._buckets.dead(namespace, plan.lease)
+            self._buckets.dead(namespace, lease)
             await self._buckets.ensure(namespace, deadline=operation.deadline)
             lease = self._buckets.take(namespace, retained)
             if not lease:
                 continue
-            plan = self.codec.compile(operation, lease)
             try:
-                return await Pending(self, plan)
+                return await Pending(self, operation, lease)
             except LeaseNotFound:
                 continue  # nothing was written: the next one
         raise NotApplied("retention leases die as fast as they are granted")
@@ -147,12 +146,8 @@ class EtcdJobStore(JobReader):
         found = await self.read(before.job.namespace, before.job.job_id, deadline=operation.deadline)
         return Commit(won=False, revision=found.revision, stored=found.stored, claim=found.claim)
 
-    def finish(self, plan: Plan, commit: Commit | None, result: OpResult) -> Commit:
-        """What the caller of ``commit`` is told."""
-        if not result.won:
-            return self.codec.lost(plan, result.revision, result.responses, result.resent)
-        if commit is None or result.resent:
-            commit = self.codec.won(plan, result.revision, result.responses, result.resent)
+    def finish(self, commit: Commit) -> Commit:
+        """What the caller of ``commit`` is told of a win."""
         if commit.token and self._present.regressed:
             # The store went back while the claim was made: its token may have been another's.
             raise regressed_error()
@@ -282,6 +277,11 @@ def _gives_way(value: bytes, checkpoint: Checkpoint) -> bool:
     except CodecError:
         return True
     return (lying.attempt, lying.sequence) <= (checkpoint.attempt, checkpoint.sequence)
+
+
+def _namespace(operation: Operation) -> str:
+    assert operation.after is not None, "what is retained is there"
+    return operation.after.namespace
 
 
 async def _refuse(error: RequestError) -> Commit:

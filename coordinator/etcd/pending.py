@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Generator
 from typing import Protocol
 
 from coordinator.errors import LeaseNotFound
-from coordinator.etcd.committer import Committer, GuardedOp, OpResult, Responses
-from coordinator.etcd.txn import Plan, TxnCodec
-from coordinator.ports import Commit, CommitObserver
+from coordinator.etcd.committer import Committer, Entry, OpResult, Responses
+from coordinator.etcd.txn import TxnCodec
+from coordinator.ports import Commit, CommitObserver, Operation
 
 __all__ = ["Pending", "PendingStore"]
 
@@ -21,63 +20,95 @@ class PendingStore(Protocol):
     committer: Committer
     observer: CommitObserver
 
-    def replan(self, plan: Plan, retained: int) -> Plan | None:
-        """The same operation under another retention lease; None: there is none at hand."""
+    def another_lease(self, operation: Operation, dead: int, retained: int) -> int:
+        """Another retention lease than the one that etcd called dead; 0: there is none at hand."""
 
-    async def commit_with_lease(self, plan: Plan, retained: int) -> Commit:
-        """Wait for a retention lease and commit under it."""
+    async def commit_with_lease(self, operation: Operation, dead: int, retained: int) -> Commit:
+        """Wait for another retention lease and commit under it."""
 
-    def finish(self, plan: Plan, commit: Commit | None, result: OpResult) -> Commit:
-        """What the caller is told."""
+    def finish(self, commit: Commit) -> Commit:
+        """What the caller is told of a win."""
 
 
-class Pending:
+class Pending(Entry):
     """Implements ``ports.PendingCommit``. Awaited once; no task and no callback of its own.
+
+    One object from the caller's hand to etcd's answer: an operation is one of thousands a second.
 
     Args:
         store: commits it.
-        plan: what to commit.
-        retained: how many of its writes lie on the retention lease; 0: none.
+        operation: what to commit.
+        lease: the retention lease for what it retains; 0: it retains nothing.
+        retained: how many of its writes lie on that lease, for another; 0: it is not built again.
+
+    Raises:
+        KeyFormatError: an id cannot be a key.
     """
 
-    __slots__ = ("_commit", "_future", "_plan", "_retained", "_store")
+    __slots__ = ("_commit", "_operation", "_reads_at", "_retained", "_store")
 
-    def __init__(self, store: PendingStore, plan: Plan, retained: int = 0) -> None:
+    def __init__(self, store: PendingStore, operation: Operation, lease: int = 0, retained: int = 0) -> None:
+        super().__init__(operation.deadline, starts=operation.before is None)
         self._store = store
-        self._plan = plan
+        self._operation = operation
         self._retained = retained
         self._commit: Commit | None = None
-        guarded = plan.guarded
-        guarded.on_won = self._on_won
-        if retained:
-            guarded.rebuild = self._rebuild
-        self._future: asyncio.Future[OpResult] = store.committer.enqueue(guarded)
+        self._compile(lease)
+        store.committer.take(self)
+
+    def _compile(self, lease: int) -> None:
+        compiled = self._store.codec.compile(self._operation, lease)
+        self.lane_names, self.nested, self.width, self.reply_bytes, self._reads_at = compiled
+        self.retention = lease
 
     def cancel(self) -> None:
         """Nobody will wait for it."""
-        if not self._future.cancel() and not self._future.cancelled():
-            self._future.exception()  # seen
+        future = self.future
+        if not future.cancel() and not future.cancelled():
+            future.exception()  # seen
 
     def __await__(self) -> Generator[object, None, Commit]:
+        store, operation = self._store, self._operation
         try:
-            result: OpResult = yield from self._future
+            answer = yield from self.future
         except LeaseNotFound:
             if not self._retained:
                 raise
             # Certain: nothing was written. There was no other retention lease at hand.
-            return (yield from self._store.commit_with_lease(self._plan, self._retained).__await__())
-        return self._store.finish(self._plan, self._commit, result)
+            waiting = store.commit_with_lease(operation, self.retention, self._retained)
+            return (yield from waiting.__await__())
+        if isinstance(answer, Commit):
+            return store.finish(answer)
+        result: OpResult = answer
+        revision, responses = result.revision, result.responses
+        if not result.won:
+            return store.codec.lost(operation, revision, responses, result.resent)
+        commit = store.codec.won(operation, self._reads_at, revision, responses, result.resent)
+        return store.finish(commit)
 
-    def _on_won(self, revision: int, responses: Responses) -> None:
-        self._commit = self._store.codec.won(self._plan, revision, responses)
-        self._store.observer.applied(self._plan.operation, self._commit)
+    # --- as an entry ------------------------------------------------------------------------------
 
-    def _rebuild(self) -> GuardedOp | None:
-        """The same operation under another retention lease, if one is at hand."""
-        plan = self._store.replan(self._plan, self._retained)
-        if plan is None:
-            return None
-        self._plan = plan
-        plan.guarded.on_won = self._on_won
-        plan.guarded.rebuild = self._rebuild
-        return plan.guarded
+    def applied(self, revision: int, responses: Responses) -> None:
+        """Tell the observer."""
+        commit = self._store.codec.won(self._operation, self._reads_at, revision, responses)
+        self._commit = commit
+        self._store.observer.applied(self._operation, commit)
+
+    def answer(self, won: bool, revision: int, responses: Responses) -> object:
+        """The commit as observed; what a loser or a try of unknown outcome met is read by the caller."""
+        if won and self._commit is not None and not self.unknown:
+            return self._commit
+        return OpResult(won, revision, responses, self.unknown)
+
+    def needs_space(self) -> bool:
+        """See ``Entry.needs_space``."""
+        return any(write.put for write in self._operation.writes)
+
+    def rebuild(self) -> bool:
+        """Under another retention lease, if one is at hand."""
+        if not self._retained:
+            return False
+        lease = self._store.another_lease(self._operation, self.retention, self._retained)
+        if lease:
+            self._compile(lease)
+        return bool(lease)

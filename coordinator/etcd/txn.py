@@ -7,12 +7,12 @@ and the create revision of its key.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from coordinator.core.copying import changed
 from coordinator.core.effects import Slot
 from coordinator.core.fencing import make_token, split_token
-from coordinator.core.job import Claim
+from coordinator.core.job import Claim, Job
 from coordinator.core.machine import Guard
 from coordinator.errors import CodecError
 from coordinator.etcd import wire
@@ -32,12 +32,13 @@ from coordinator.etcd.codec import (
 from coordinator.etcd.guarded_op import GuardedOp
 from coordinator.etcd.keys import KeySpace, NamespaceKeys
 from coordinator.etcd.set_aside import SetAside
+from coordinator.etcd.templates import WIDEST, by_template
 from coordinator.ports import Checkpoint, Commit, Operation, Spec, Stored
 
 if TYPE_CHECKING:
     from leasekeeper.internal.etcd.v1.kv_pb2 import KeyValue, ResponseOp
 
-__all__ = ["Plan", "TxnCodec", "one"]
+__all__ = ["Compiled", "TxnCodec", "one"]
 
 # Looked up once: a member of an enum costs thirty times what a global costs.
 _CANCEL: Final = Slot.CANCEL
@@ -49,6 +50,7 @@ _RESULT: Final = Slot.RESULT
 _SPEC: Final = Slot.SPEC
 _STATE: Final = Slot.STATE
 _UNIQUE: Final = Slot.UNIQUE
+_new: Final = tuple.__new__
 _IF_ABSENT: Final = Guard.ABSENT
 _IF_HELD: Final = Guard.HELD
 _IF_READY: Final = Guard.READY
@@ -56,6 +58,7 @@ _IF_STATE: Final = Guard.STATE
 _IF_UNHELD: Final = Guard.UNHELD
 
 _REPLY_BASE = 640  # a record with a few attempts, and the frame around it
+_CLAIM_WRITES = 3  # behind which stands the spec, the only thing that a usual operation reads
 _CHECKPOINT_GUESS = 4096  # sizes of checkpoints are not known before they are read
 
 
@@ -65,19 +68,22 @@ def one(response: ResponseOp) -> KeyValue | None:
     return kvs[0] if kvs else None
 
 
-class Plan:
-    """An operation and where its answers stand. ``lease``: the retention lease it was built for, or 0."""
+def _job(operation: Operation) -> Job:
+    """The job that it is about."""
+    if operation.after is not None:
+        return operation.after
+    assert operation.before is not None, "an operation from nothing to nothing"
+    return operation.before.job
 
-    __slots__ = ("guarded", "keys", "lease", "operation", "reads_at")
 
-    def __init__(
-        self, operation: Operation, keys: NamespaceKeys, guarded: GuardedOp, reads_at: int, lease: int
-    ) -> None:
-        self.operation = operation
-        self.keys = keys
-        self.guarded = guarded
-        self.reads_at = reads_at
-        self.lease = lease
+class Compiled(NamedTuple):
+    """An operation, ready to be sent. ``reads_at``: where among the answers of a win its reads begin."""
+
+    lanes: tuple[bytes, ...]
+    nested: bytes
+    width: int
+    reply_bytes: int
+    reads_at: int
 
 
 class TxnCodec:
@@ -108,8 +114,8 @@ class TxnCodec:
 
     # --- build ------------------------------------------------------------------------------------
 
-    def compile(self, operation: Operation, lease: int = 0) -> Plan:
-        """Compares, writes and reads of ``operation``.
+    def compile(self, operation: Operation, lease: int = 0) -> Compiled:
+        """What is sent of ``operation``.
 
         Args:
             operation: what to commit; a token in it is of the present epoch.
@@ -118,9 +124,23 @@ class TxnCodec:
         Raises:
             KeyFormatError: an id or name cannot be a key.
         """
+        job = operation.after
+        if job is not None and operation.usual is not None:
+            keys = self._space.namespace(job.namespace)
+            state = keys.state(job.job_id)
+            nested = by_template(operation, job, keys, state, self._jobs.encode(job), lease)
+            if nested is not None:
+                reply = _REPLY_BASE + job.terms.payload_size if operation.want_spec else _REPLY_BASE
+                return _new(Compiled, ((state,), nested, WIDEST, reply, _CLAIM_WRITES))
+        guarded, reads_at = self.describe(operation, lease)
+        pieces = (guarded.compares, guarded.thens, guarded.elses)
+        width = max(map(len, pieces))
+        return Compiled(guarded.lanes, wire.nested(*pieces), width, guarded.reply_bytes, reads_at)
+
+    def describe(self, operation: Operation, lease: int = 0) -> tuple[GuardedOp, int]:
+        """Any operation piece by piece, and where its reads begin; arguments and errors as of ``compile``."""
         before = operation.before
-        job = operation.after if operation.after is not None else before.job if before is not None else None
-        assert job is not None, "an operation from nothing to nothing"
+        job = _job(operation)
         keys = self._space.namespace(job.namespace)
         state_key = keys.state(job.job_id)
         claim_key = keys.claim(job.job_id)
@@ -170,7 +190,7 @@ class TxnCodec:
             thens.append(wire.get(keys.checkpoint(job.job_id)))
             reply += _CHECKPOINT_GUESS
         guarded = GuardedOp(
-            lanes=tuple(lanes),
+            lanes=tuple(dict.fromkeys(lanes)),
             compares=tuple(compares),
             thens=tuple(thens),
             elses=tuple(elses),
@@ -178,7 +198,7 @@ class TxnCodec:
             reply_bytes=reply,
             retention=lease,
         )
-        return Plan(operation, keys, guarded, reads_at, lease)
+        return guarded, reads_at
 
     def _guard(
         self,
@@ -240,11 +260,17 @@ class TxnCodec:
 
     # --- read -------------------------------------------------------------------------------------
 
-    def won(self, plan: Plan, revision: int, responses: Sequence[ResponseOp], resent: bool = False) -> Commit:
-        """The commit of an operation whose guard held."""
-        operation = plan.operation
+    def won(
+        self,
+        operation: Operation,
+        reads_at: int,
+        revision: int,
+        responses: Sequence[ResponseOp],
+        resent: bool = False,
+    ) -> Commit:
+        """The commit of an operation whose guard held; ``reads_at`` as compiled."""
         after = operation.after
-        at = plan.reads_at
+        at = reads_at
         spec: Spec | None = None
         checkpoint: Checkpoint | None = None
         if operation.want_spec:
@@ -268,14 +294,15 @@ class TxnCodec:
             checkpoint=checkpoint,
         )
 
-    def lost(self, plan: Plan, revision: int, responses: Sequence[ResponseOp], resent: bool) -> Commit:
+    def lost(
+        self, operation: Operation, revision: int, responses: Sequence[ResponseOp], resent: bool
+    ) -> Commit:
         """What stands in the way of an operation whose guard did not hold.
 
         Raises:
             CodecError: the record that stands there cannot be read, so nobody can decide anything.
         """
-        operation = plan.operation
-        stored = self._stored(plan.keys, one(responses[0]))
+        stored = self._stored(self._space.namespace(_job(operation).namespace), one(responses[0]))
         claim: Claim | None = None
         at = 1
         if operation.guard is not _IF_ABSENT:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from coordinator.core.copying import quick
-from coordinator.core.effects import Write
+from coordinator.core.effects import Usual, Write, effects, usual
 from coordinator.core.job import Claim, Job, Progress
 from coordinator.core.machine import Guard
 from coordinator.core.rank import Rank
@@ -65,28 +65,72 @@ class Snapshot:
     revision: int = 0
 
 
-@dataclass(slots=True, kw_only=True)
 class Operation:
     """One guarded transition to commit. Not frozen only because that doubles the price of making one.
 
-    ``before`` is what the decision was based on, ``after`` what is to be (None: deleted), ``writes`` is
-    ``effects(before.job, after)``. ``token`` is compared under Guard.HELD. ``claim`` is put by a claim;
-    its session's witness is compared. ``want_spec`` and ``want_checkpoint`` read them in the same Txn if
-    it wins.
+    ``before`` is what the decision was based on, ``after`` what is to be (None: deleted). ``writes`` are
+    those of ``effects(before.job, after)`` unless they are given, which they are where one operation moves
+    several jobs; they are listed when somebody asks, for a ``usual`` transition needs no list. ``token`` is
+    compared under Guard.HELD. ``claim`` is put by a claim; its session's witness is compared. ``want_spec``
+    and ``want_checkpoint`` read them in the same Txn if it wins.
     """
 
-    guard: Guard
-    before: Stored | None
-    after: Job | None
-    writes: tuple[Write, ...]
-    deadline: float
-    token: int = 0
-    claim: Claim | None = None
-    spec: Spec | None = None
-    big_result: bytes = b""
-    cancelled_by: str = ""
-    want_spec: bool = False
-    want_checkpoint: bool = False
+    __slots__ = (
+        "_writes",
+        "after",
+        "before",
+        "big_result",
+        "cancelled_by",
+        "claim",
+        "deadline",
+        "guard",
+        "spec",
+        "token",
+        "usual",
+        "want_checkpoint",
+        "want_spec",
+    )
+
+    def __init__(
+        self,
+        *,
+        guard: Guard,
+        before: Stored | None,
+        after: Job | None,
+        deadline: float,
+        writes: tuple[Write, ...] | None = None,
+        token: int = 0,
+        claim: Claim | None = None,
+        spec: Spec | None = None,
+        big_result: bytes = b"",
+        cancelled_by: str = "",
+        want_spec: bool = False,
+        want_checkpoint: bool = False,
+    ) -> None:
+        self.guard = guard
+        self.before = before
+        self.after = after
+        self._writes = writes
+        self.deadline = deadline
+        self.token = token
+        self.claim = claim
+        self.spec = spec
+        self.big_result = big_result
+        self.cancelled_by = cancelled_by
+        self.want_spec = want_spec
+        self.want_checkpoint = want_checkpoint
+        self.usual: Usual | None = None
+        if writes is None:
+            job = None if before is None else before.job
+            self.usual = usual(job, after, big_result=bool(big_result))
+
+    @property
+    def writes(self) -> tuple[Write, ...]:
+        """Every key that it puts or deletes."""
+        if self._writes is None:
+            job = None if self.before is None else self.before.job
+            self._writes = effects(job, self.after, big_result=bool(self.big_result))
+        return self._writes
 
 
 @dataclass(slots=True, kw_only=True)

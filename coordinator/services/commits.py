@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coordinator.core.effects import effects
 from coordinator.core.job import Claim
 from coordinator.core.machine import Decision
 from coordinator.errors import LeasekeeperError
@@ -26,17 +25,15 @@ def operation_of(
     want_checkpoint: bool = False,
 ) -> Operation:
     """The operation that commits ``decision``, which was based on ``before``. See ``ports.Operation``."""
-    big = decision.big_result
     return Operation(
         guard=decision.guard,
         before=before,
         after=decision.job,
-        writes=effects(None if before is None else before.job, decision.job, big_result=bool(big)),
         deadline=deadline,
         token=token,
         claim=claim,
         spec=spec,
-        big_result=big,
+        big_result=decision.big_result,
         cancelled_by=cancelled_by,
         want_spec=want_spec,
         want_checkpoint=want_checkpoint,

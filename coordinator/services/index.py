@@ -126,6 +126,8 @@ class Index:
         before, after, revision = operation.before, commit.stored, commit.revision
         if before is not None and before.job.state is _RUNNING:
             self._own_end(operation, commit)
+            if operation.usual is not None:
+                return  # the end of a job moves no line
         elif operation.claim is not None and after is not None:
             claim = commit.claim
             if claim is not None and self._passed[after.job.namespace, "claim"] < revision:
@@ -133,6 +135,17 @@ class Index:
             elif claim is not None:
                 # The watch brought the claim first, without its record; and perhaps its end as well.
                 self._holders.recorded(after.job.namespace, after.job.job_id, claim, after)
+        if operation.usual is not None and after is not None:
+            job = after.job
+            terms = job.terms
+            pair = (job.namespace, terms.queue, terms.type)
+            if self._passed[job.namespace, "ready"] >= revision:
+                return
+            if before is None:
+                self._ready(pair, after, created=True, spec=operation.spec)
+            else:
+                self._left(pair, before.job.rank, job.job_id, revision)
+            return
         for write in operation.writes:
             where = write.where
             if where.slot is not _READY:
@@ -149,8 +162,12 @@ class Index:
                 )
                 self._ready(pair, after, created=not same_key, spec=operation.spec)
             else:
-                self._own_deletes[where.queue + "/" + where.type, where.rank, where.job_id] = revision
-                self._window(pair).delete(where.rank, where.job_id, revision)
+                self._left(pair, where.rank, where.job_id, revision)
+
+    def _left(self, pair: Pair, rank: Rank, job_id: str, revision: int) -> None:
+        """An own commit has taken a job out of its line."""
+        self._own_deletes[pair[1] + "/" + pair[2], rank, job_id] = revision
+        self._window(pair).delete(rank, job_id, revision)
 
     def _own_end(self, operation: Operation, commit: Commit) -> None:
         before, after = operation.before, commit.stored

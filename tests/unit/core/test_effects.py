@@ -7,7 +7,18 @@ from typing import Any
 
 import pytest
 
-from coordinator.core.effects import Slot, Where, Write, effects, keys_of, net, ready_key, repair_effects
+from coordinator.core.effects import (
+    Slot,
+    Usual,
+    Where,
+    Write,
+    effects,
+    keys_of,
+    net,
+    ready_key,
+    repair_effects,
+    usual,
+)
 from coordinator.core.job import RETAINED, TERMINAL, Job, JobState
 from tests.unit.core import jobs
 from tests.unit.core.jobs import NOW
@@ -142,3 +153,68 @@ def test_a_repair_writes_only_what_the_record_alone_can_tell() -> None:
 
     assert slots == {Slot.STATE, Slot.UNIQUE}
     assert Slot.READY in {write.where.slot for write in repair_effects(in_state(S.PENDING))}
+
+
+USUAL = {
+    Usual.SUBMISSION: [(Slot.STATE, True, False), (Slot.SPEC, True, False), (Slot.READY, True, False)],
+    Usual.CLAIM: [(Slot.READY, False, False), (Slot.STATE, True, False), (Slot.CLAIM, True, False)],
+    Usual.END: [
+        (Slot.CLAIM, False, False),
+        (Slot.SPEC, False, False),
+        (Slot.STATE, True, True),
+        (Slot.CHECKPOINT, False, False),
+    ],
+}
+
+
+def variants(state: S | None) -> list[Job | None]:
+    """Jobs of one state that differ in all that a key may hang on."""
+    if state is None:
+        return [None]
+    plain, _ = jobs.in_state(state)
+    found: list[Job | None] = []
+    for terms in (
+        plain.terms,
+        replace(plain.terms, unique_key="u"),
+        replace(plain.terms, queue_timeout_ms=5_000),
+        replace(plain.terms, total_timeout_ms=5_000),
+    ):
+        for attempt in (0, 1, 2):
+            found += [
+                replace(plain, terms=terms, attempt=attempt, cancel_requested=asked)
+                for asked in (False, True)
+            ]
+    return found
+
+
+@pytest.mark.parametrize("big_result", [False, True])
+@pytest.mark.parametrize("before", [None, *S])
+@pytest.mark.parametrize("after", [None, *S])
+def test_a_usual_transition_writes_what_its_name_says_and_nothing_else(
+    before: S | None, after: S | None, big_result: bool
+) -> None:
+    for old in variants(before):
+        for new in variants(after):
+            if old is None and new is None:
+                continue
+            shared = replace(new, terms=old.terms) if old is not None and new is not None else new
+            for job in (new, shared):
+                which = usual(old, job, big_result=big_result)
+                if which is None:
+                    continue
+                writes = effects(old, job, big_result=big_result)
+                assert [(w.where.slot, w.put, w.retained) for w in writes] == USUAL[which]
+                ready = [w.where for w in writes if w.where.slot is Slot.READY]
+                line = old if which is Usual.CLAIM else job
+                assert line is not None
+                assert ready == ([] if which is Usual.END else [ready_key(line)])
+
+
+def test_the_way_that_most_jobs_go_is_usual() -> None:
+    submitted, claimed, done = (jobs.in_state(state)[0] for state in (S.PENDING, S.RUNNING, S.SUCCEEDED))
+    terms = submitted.terms
+    claimed, done = replace(claimed, terms=terms), replace(done, terms=terms)
+
+    assert usual(None, submitted) is Usual.SUBMISSION
+    assert usual(submitted, claimed) is Usual.CLAIM
+    assert usual(claimed, done) is Usual.END

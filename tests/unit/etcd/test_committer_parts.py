@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from coordinator.etcd import wire
 from coordinator.etcd.batching import ReadyQueue
 from coordinator.etcd.deadlines import DeadlineWheel
-from coordinator.etcd.guarded_op import Entry, GroupLimits, GuardedOp, OpResult
+from coordinator.etcd.guarded_op import Entry, GroupLimits, GuardedOp, OpEntry
 from coordinator.etcd.lanes import LaneTable
 
 
@@ -70,8 +70,10 @@ def make_entry(
         reply_bytes=reply,
         deadline=deadline,
     )
-    future: asyncio.Future[OpResult] = loop.create_future()
-    return Entry(op, future, limits or GroupLimits())
+    entry = OpEntry(op)
+    entry.future = loop.create_future()
+    entry.check_size(limits or GroupLimits())
+    return entry
 
 
 @given(
@@ -110,7 +112,7 @@ def test_every_group_keeps_every_limit_or_holds_one_operation(
             assert len(group) <= max_ops
             assert len(group) + max(entry.width for entry in group) <= limits.max_txn_ops
             assert sum(len(entry.nested) for entry in group) <= limits.request_bytes
-            assert sum(entry.op.reply_bytes for entry in group) <= limits.reply_bytes
+            assert sum(entry.reply_bytes for entry in group) <= limits.reply_bytes
         if len(group) == max_ops:
             assert full
     assert taken == entries  # nobody is passed over

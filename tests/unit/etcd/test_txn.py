@@ -67,7 +67,7 @@ SETTLE = operation(Guard.HELD, RUNNING, DONE, token=TOKEN)
 
 def puts(op: Operation, lease: int = 0) -> dict[bytes, tuple[bytes, int]]:
     found = {}
-    for piece in txn_codec().compile(op, lease).guarded.thens:
+    for piece in txn_codec().describe(op, lease)[0].thens:
         request = RequestOp.FromString(piece)
         if request.HasField("request_put"):
             found[request.request_put.key] = (request.request_put.value, request.request_put.lease)
@@ -75,12 +75,12 @@ def puts(op: Operation, lease: int = 0) -> dict[bytes, tuple[bytes, int]]:
 
 
 def deletes(op: Operation) -> set[bytes]:
-    requests = [RequestOp.FromString(piece) for piece in txn_codec().compile(op, 9).guarded.thens]
+    requests = [RequestOp.FromString(piece) for piece in txn_codec().describe(op, 9)[0].thens]
     return {r.request_delete_range.key for r in requests if r.HasField("request_delete_range")}
 
 
 def test_submit_compares_state_and_unique_absent_and_reads_state_before_unique() -> None:
-    guarded = txn_codec().compile(SUBMIT).guarded
+    guarded = txn_codec().describe(SUBMIT)[0]
     assert guarded.compares == (wire.create_eq(KEYS.state("j"), 0), wire.create_eq(KEYS.unique("q", "u"), 0))
     assert guarded.elses == (wire.get(KEYS.state("j")), wire.get(KEYS.unique("q", "u")))
     assert guarded.lanes == (KEYS.state("j"), KEYS.unique("q", "u"))
@@ -92,7 +92,7 @@ def test_state_and_ready_are_one_value() -> None:
 
 
 def test_a_claim_compares_ready_state_claim_and_witness() -> None:
-    guarded = txn_codec().compile(TAKE).guarded
+    guarded = txn_codec().describe(TAKE)[0]
     assert guarded.compares == (
         wire.mod_eq(KEYS.ready("q", "t", PENDING.rank, "j"), 55),
         wire.mod_eq(KEYS.state("j"), 55),
@@ -115,7 +115,7 @@ def test_only_the_claim_lies_on_the_sessions_lease() -> None:
 
 
 def test_a_settlement_compares_token_and_state_and_retires_the_record() -> None:
-    guarded = txn_codec().compile(SETTLE, 9).guarded
+    guarded = txn_codec().describe(SETTLE, 9)[0]
     assert guarded.compares == (wire.create_eq(KEYS.claim("j"), 55), wire.mod_eq(KEYS.state("j"), 55))
     assert guarded.retention == 9
     assert {key: lease for key, (_, lease) in puts(SETTLE, 9).items()} == {KEYS.state("j"): 9}
@@ -130,14 +130,14 @@ def test_a_settlement_compares_token_and_state_and_retires_the_record() -> None:
 
 def test_a_loss_compares_that_nobody_holds_it() -> None:
     after = decided(RUNNING, None, c.Lose()).job
-    guarded = txn_codec().compile(operation(Guard.UNHELD, RUNNING, after)).guarded
+    guarded = txn_codec().describe(operation(Guard.UNHELD, RUNNING, after))[0]
     assert guarded.compares == (wire.create_eq(KEYS.claim("j"), 0), wire.mod_eq(KEYS.state("j"), 55))
 
 
 def test_other_changes_compare_the_record_as_read() -> None:
     after = decided(RUNNING, HELD, c.Cancel(reason="r")).job
     op = operation(Guard.STATE, RUNNING, after, cancelled_by="me")
-    guarded = txn_codec().compile(op).guarded
+    guarded = txn_codec().describe(op)[0]
     assert guarded.compares == (wire.mod_eq(KEYS.state("j"), 55),)
     assert KEYS.cancel("j") in puts(op)
 
@@ -167,7 +167,7 @@ def test_a_win_tells_token_record_and_spec() -> None:
     plan = what.compile(TAKE)
     written = [ResponseOp() for _ in range(plan.reads_at)]
     spec = kv(KEYS.spec("j"), codec.encode_spec(Spec(payload=b"p")), 5)
-    commit = what.won(plan, 88, [*written, spec, nothing()])
+    commit = what.won(TAKE, plan.reads_at, 88, [*written, spec, nothing()])
     assert commit.won
     assert commit.token == make_token(3, 88)
     assert commit.stored == Stored(RUNNING, 88)
@@ -177,11 +177,10 @@ def test_a_win_tells_token_record_and_spec() -> None:
 
 def test_a_loss_tells_holder_record_and_whether_the_session_is_gone() -> None:
     what = txn_codec()
-    plan = what.compile(TAKE)
     state = kv(KEYS.state("j"), codec.JobCodec().encode(RUNNING), 60)
     claim = kv(KEYS.claim("j"), codec.encode_claim(CLAIM), 60, lease=0xFF)
     for witness, gone in ((nothing(), True), (kv(KEYS.session(SESSION), b"", 4, lease=0xFF), False)):
-        commit = what.lost(plan, 99, [state, claim, witness], resent=True)
+        commit = what.lost(TAKE, 99, [state, claim, witness], resent=True)
         assert not commit.won
         assert commit.resent
         assert commit.stored == Stored(RUNNING, 60)
@@ -192,7 +191,7 @@ def test_a_loss_tells_holder_record_and_whether_the_session_is_gone() -> None:
 def test_a_duplicate_is_told_its_owner() -> None:
     what = txn_codec()
     owner = kv(KEYS.unique("q", "u"), codec.encode_unique("other"), 7)
-    commit = what.lost(what.compile(SUBMIT), 99, [nothing(), owner], resent=False)
+    commit = what.lost(SUBMIT, 99, [nothing(), owner], resent=False)
     assert commit.stored is None
     assert commit.unique_owner == "other"
 
@@ -201,13 +200,13 @@ def test_an_undecodable_record_in_the_way_decides_nothing() -> None:
     what = txn_codec()
     broken = kv(KEYS.state("j"), b"\xff", 60)
     with pytest.raises(CodecError):
-        what.lost(what.compile(SETTLE), 99, [broken, nothing()], resent=False)
+        what.lost(SETTLE, 99, [broken, nothing()], resent=False)
 
 
 def test_an_undecodable_spec_costs_no_claim() -> None:
     what = txn_codec()
     plan = what.compile(TAKE)
     written = [ResponseOp() for _ in range(plan.reads_at)]
-    commit = what.won(plan, 88, [*written, kv(KEYS.spec("j"), b"\xff", 5), nothing()])
+    commit = what.won(TAKE, plan.reads_at, 88, [*written, kv(KEYS.spec("j"), b"\xff", 5), nothing()])
     assert commit.won
     assert commit.spec is None
