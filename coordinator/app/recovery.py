@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from coordinator.app.foundation import Foundation
 from coordinator.reconciler.due import DuePass
 from coordinator.reconciler.loop import LoopConfig, PassLoop
 from coordinator.reconciler.lost import LostPass
+from coordinator.reconciler.passes import passes_by_name
+from coordinator.reconciler.report import Pass
 from coordinator.services.holders import Holders
 
 __all__ = ["Recovery", "compose_recovery"]
@@ -24,7 +26,7 @@ class Recovery:
     """The passes, what they know of holders, and what runs them.
 
     ``background``: what acts on changes, and the sweeps where they are enabled. ``loops``: those of it that
-    can say what is wrong with them.
+    can say what is wrong with them. ``passes``: those that can be asked for by name.
     """
 
     holders: Holders
@@ -32,6 +34,7 @@ class Recovery:
     due_loop: PassLoop
     loops: tuple[PassLoop, ...]
     background: Mapping[str, Callable[[], Coroutine[Any, Any, None]]]
+    passes: Mapping[str, Pass] = field(default_factory=dict)
 
     def trouble(self) -> str:
         """Why a pass does not do its work, empty if all do."""
@@ -54,9 +57,10 @@ def compose_recovery(base: Foundation, *, sweeps: bool) -> Recovery:
         store.present,
         store.membership,
         clock,
+        notices=base.notices,
         leads=lambda: leader.is_leader,
     )
-    due = DuePass(store.jobs, store.namespaces, store.membership, clock)
+    due = DuePass(store.jobs, store.namespaces, store.membership, clock, notices=base.notices)
     due_loop = PassLoop("due", due.step, clock, entropy, LoopConfig(interval_s=_DUE_EVERY_S))
     sweep_loop = PassLoop(
         "lost sweep",
@@ -79,4 +83,5 @@ def compose_recovery(base: Foundation, *, sweeps: bool) -> Recovery:
         due_loop=due_loop,
         loops=(due_loop, sweep_loop) if sweeps else (due_loop,),
         background=background,
+        passes=passes_by_name((lost, due)),
     )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from coordinator import failpoints
 from coordinator.core.commands import FallDue
@@ -24,14 +25,21 @@ from coordinator.ports import (
     JobStore,
     Membership,
     NamespaceFeeds,
+    Notices,
     Operation,
     Snapshot,
 )
+from coordinator.reconciler.report import Action, Report
+from coordinator.reconciler.telling import end_of
 from coordinator.services.commits import commit_each, operation_of
 
-__all__ = ["DueConfig", "DueCounts", "DuePass"]
+__all__ = ["ENDED", "PROMOTED", "STRAY_REMOVED", "DueConfig", "DuePass"]
 
 logger = logging.getLogger(__name__)
+
+PROMOTED: Final = "promoted"
+ENDED: Final = "timed-out"
+STRAY_REMOVED: Final = "due-key-removed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,23 +60,6 @@ class DueConfig:
     timeout_s: float = 5.0
 
 
-@dataclass(slots=True)
-class DueCounts:
-    """What a pass did. ``waiting``: left to others or held; ``more``: there is more to do now."""
-
-    promoted: int = 0
-    ended: int = 0
-    strays: int = 0
-    waiting: int = 0
-    failed: int = 0
-    more: bool = False
-
-    @property
-    def changed(self) -> int:
-        """Keys that are no longer due."""
-        return self.promoted + self.ended + self.strays
-
-
 _Sighting = tuple[str, str, int]
 
 
@@ -84,6 +75,7 @@ class DuePass:
         membership: which coordinator acts first.
         clock: wall time for what is due, monotonic time for holds.
         config: bounds.
+        notices: told of jobs whose time is over.
     """
 
     def __init__(
@@ -93,13 +85,21 @@ class DuePass:
         membership: Membership,
         clock: Clock,
         config: DueConfig | None = None,
+        *,
+        notices: Notices,
     ) -> None:
         self._store = store
         self._feeds = feeds
         self._membership = membership
         self._clock = clock
         self._config = config or DueConfig()
+        self._notices = notices
         self._seen: dict[_Sighting, float] = {}
+
+    @property
+    def name(self) -> str:
+        """See ``report.Pass``."""
+        return "due"
 
     @property
     def sightings(self) -> int:
@@ -119,36 +119,37 @@ class DuePass:
             more |= (await self.run_once(namespace)).more
         return more
 
-    async def run_once(self, namespace: str) -> DueCounts:
+    async def run_once(self, namespace: str, *, dry_run: bool = False) -> Report:
         """Work off what is due now.
 
         Raises:
             StorageError: due keys could not be listed.
         """
-        counts = DueCounts()
-        page = self._config.page
+        report = Report(self.name)
+        page = self._config.page if not dry_run else self._config.max_page
         for _ in range(self._config.max_rounds):
             now_ms = self._clock.now_ms()
             deadline = self._clock.monotonic() + self._config.timeout_s
             listed = await self._store.list_due(namespace, until_ms=now_ms, limit=page, deadline=deadline)
             complete = len(listed) < page
-            if complete:
+            if complete and not dry_run:
                 self._forget_vanished(namespace, listed, now_ms)
-            changed = counts.changed
-            counts.waiting = 0
+            changed = report.changed
+            report.waiting = 0
             acting = [due for due in listed if self._may_act(namespace, due, now_ms)]
-            counts.waiting += len(listed) - len(acting)
+            report.waiting += len(listed) - len(acting)
+            report.examined += len(listed)
             for start in range(0, len(acting), self._config.batch):
-                await self._work(namespace, acting[start : start + self._config.batch], counts)
-            if complete:
-                return counts
-            if counts.changed == changed:
+                await self._work(namespace, acting[start : start + self._config.batch], report, dry_run)
+            if complete or dry_run:
+                return report
+            if report.changed == changed:
                 # Only such as have to wait: look behind them.
                 if page >= self._config.max_page:
-                    return counts
+                    return report
                 page = min(self._config.max_page, page * 2)
-        counts.more = True
-        return counts
+        report.more = True
+        return report
 
     def _may_act(self, namespace: str, due: Due, now_ms: int) -> bool:
         if due.hold_ms and not self._waited(namespace, due, due.hold_ms):
@@ -158,7 +159,7 @@ class DuePass:
             return True
         return preferred(due.job_id, members) == self._membership.own_id
 
-    async def _work(self, namespace: str, batch: Sequence[Due], counts: DueCounts) -> None:
+    async def _work(self, namespace: str, batch: Sequence[Due], report: Report, dry_run: bool) -> None:
         deadline = self._clock.monotonic() + self._config.timeout_s
         try:
             job_ids = [due.job_id for due in batch]
@@ -166,33 +167,45 @@ class DuePass:
             pending: list[tuple[Due, Operation]] = []
             for due, snapshot in zip(batch, found, strict=True):
                 if await self._is_stray(namespace, due, snapshot, deadline):
-                    counts.strays += await self._store.delete_stray(namespace, due, deadline=deadline)
+                    if dry_run or await self._store.delete_stray(namespace, due, deadline=deadline):
+                        report.add(
+                            Action(kind=STRAY_REMOVED, job_id=due.job_id, reason="no job has this due key")
+                        )
                     continue
                 if snapshot.stored is None:
-                    counts.waiting += 1
+                    report.waiting += 1
                     continue
                 operation = self._operation(namespace, due, snapshot, deadline)
                 if operation is None:
-                    counts.waiting += 1
+                    report.waiting += 1
                 else:
                     pending.append((due, operation))
         except StorageError as error:
             logger.warning("jobs that are due could not be read: %s", error)
-            counts.failed += len(batch)
+            report.failed += len(batch)
+            return
+        if dry_run:
+            for _, operation in pending:
+                report.add(_action(operation))
             return
         await failpoints.reached("due.before-commit")
         commits = await commit_each(self._store, [operation for _, operation in pending])
         await failpoints.reached("due.after-commit")
         for (due, operation), commit in zip(pending, commits, strict=True):
             if not isinstance(commit, Commit):
-                counts.failed += 1
+                report.failed += 1
             elif commit.won:
-                assert operation.after is not None, "time deletes no job"
-                counts.promoted += operation.after.state is JobState.PENDING
-                counts.ended += operation.after.state is not JobState.PENDING
+                report.add(_action(operation))
+                self._tell(operation)
                 self._seen.pop((namespace, due.job_id, due.ms), None)
             else:
-                counts.waiting += 1  # somebody was first; if it is still due, the next run finds it
+                report.waiting += 1  # somebody was first; if it is still due, the next run finds it
+
+    def _tell(self, operation: Operation) -> None:
+        if operation.before is not None and operation.after is not None:
+            notice = end_of(operation.before.job, operation.after)
+            if notice is not None:
+                self._notices.publish(notice)
 
     async def _is_stray(self, namespace: str, due: Due, found: Snapshot, deadline: float) -> bool:
         """Whether no job has this key. A record that cannot be decoded keeps its keys until somebody can."""
@@ -234,3 +247,17 @@ class DuePass:
             _, job_id, ms = sighting
             if ms <= now_ms and (job_id, ms) not in there:
                 del self._seen[sighting]
+
+
+def _action(operation: Operation) -> Action:
+    before, after = operation.before, operation.after
+    assert before is not None, "time moves what is there"
+    assert after is not None, "time deletes no job"
+    ended = after.state is not JobState.PENDING
+    return Action(
+        kind=ENDED if ended else PROMOTED,
+        job_id=after.job_id,
+        reason=after.end_reason if ended else "its time has come",
+        state_before=before.job.state,
+        state_after=after.state,
+    )

@@ -12,12 +12,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from coordinator import failpoints
 from coordinator.core.commands import Lose
 from coordinator.core.fencing import make_token
 from coordinator.core.job import Job, JobState
 from coordinator.core.machine import Decision, decide
+from coordinator.core.notice import NoticeKind
 from coordinator.core.rendezvous import preferred
 from coordinator.errors import StorageError
 from coordinator.ports import (
@@ -26,18 +28,24 @@ from coordinator.ports import (
     JobStore,
     Membership,
     NamespaceFeeds,
+    Notices,
     Operation,
     Present,
     Snapshot,
 )
+from coordinator.reconciler.report import Action, Report
+from coordinator.reconciler.telling import end_of, notice_of
 from coordinator.services.commits import commit_each, operation_of
 from coordinator.services.holders import Suspect
 from coordinator.services.waiting import wait_event
 
-__all__ = ["LostConfig", "LostCounts", "LostPass"]
+__all__ = ["RECOVERED", "LostConfig", "LostPass"]
 
 logger = logging.getLogger(__name__)
 
+RECOVERED: Final = "recovered"
+
+_WHY: Final = "its holder's lease has ended"
 _RUNNING = frozenset({JobState.RUNNING})
 
 
@@ -64,16 +72,6 @@ class LostConfig:
 
 
 @dataclass(slots=True)
-class LostCounts:
-    """What a pass did: jobs looked at; recovered; not lost (any more); tried in vain and queued again."""
-
-    examined: int = 0
-    recovered: int = 0
-    sound: int = 0
-    failed: int = 0
-
-
-@dataclass(slots=True)
 class _Queued:
     suspect: Suspect
     not_before: float
@@ -90,6 +88,7 @@ class LostPass:
         membership: which coordinator acts first.
         clock: times.
         config: bounds.
+        notices: told of each loss.
         leads: whether this process sweeps everything; None: it sweeps the namespaces that it prefers.
     """
 
@@ -102,6 +101,7 @@ class LostPass:
         clock: Clock,
         config: LostConfig | None = None,
         *,
+        notices: Notices,
         leads: Callable[[], bool] | None = None,
     ) -> None:
         self._store = store
@@ -110,11 +110,17 @@ class LostPass:
         self._membership = membership
         self._clock = clock
         self._config = config or LostConfig()
+        self._notices = notices
         self._leads = leads
         self._queue: dict[tuple[str, str], _Queued] = {}
         self._wake = asyncio.Event()
         self._sweep_wanted: set[str] = set()
         self._swept: set[str] = set()
+
+    @property
+    def name(self) -> str:
+        """See ``report.Pass``."""
+        return "lost"
 
     @property
     def queued(self) -> int:
@@ -136,7 +142,7 @@ class LostPass:
         while True:
             self._wake.clear()
             try:
-                await self.run_once()
+                await self.judge_queued()
             except Exception:
                 logger.exception("the recovery of lost jobs failed, and is tried again")
                 await self._clock.sleep(self._config.max_retry_s)
@@ -146,9 +152,9 @@ class LostPass:
             else:
                 await self._wake.wait()
 
-    async def run_once(self) -> LostCounts:
+    async def judge_queued(self) -> Report:
         """Judge everything that is queued and whose time has come."""
-        counts = LostCounts()
+        report = Report(self.name)
         now = self._clock.monotonic()
         ready = [one for one in self._queue.values() if one.not_before <= now]
         by_namespace: dict[str, list[_Queued]] = {}
@@ -156,18 +162,18 @@ class LostPass:
             by_namespace.setdefault(one.suspect.namespace, []).append(one)
         for namespace, queued in by_namespace.items():
             for start in range(0, len(queued), self._config.batch):
-                await self._judge(namespace, queued[start : start + self._config.batch], counts)
-        if counts.recovered:
-            logger.info("lost jobs recovered: %d", counts.recovered)
-        return counts
+                await self._judge(namespace, queued[start : start + self._config.batch], report)
+        if report.changed:
+            logger.info("lost jobs recovered: %d", report.changed)
+        return report
 
-    async def sweep_once(self, namespace: str) -> LostCounts:
+    async def run_once(self, namespace: str, *, dry_run: bool = False) -> Report:
         """Look at every RUNNING record of the namespace, paced, and recover those without a claim.
 
         Raises:
             StorageError: a page could not be read; what was found until then is recovered.
         """
-        counts = LostCounts()
+        report = Report(self.name)
         cursor = ""
         share = self._config.share if namespace in self._swept else self._config.first_share
         while True:
@@ -177,11 +183,11 @@ class LostPass:
                 namespace, cursor=cursor, limit=self._config.page, deadline=deadline, states=_RUNNING
             )
             found = [Suspect(namespace, stored.job.job_id, "", 0) for stored in page.jobs]
-            await self._judge(namespace, [_Queued(one, 0.0) for one in found], counts)
+            await self._judge(namespace, [_Queued(one, 0.0) for one in found], report, dry_run)
             cursor = page.cursor
             if not cursor:
                 self._swept.add(namespace)
-                return counts
+                return report
             busy = self._clock.monotonic() - began
             await self._clock.sleep(max(self._config.pace_s, busy * (1 / share - 1)))
 
@@ -194,7 +200,7 @@ class LostPass:
         for namespace in self._feeds.namespaces():
             if namespace in wanted or (self._leads() if self._leads else self._prefers(namespace)):
                 try:
-                    await self.sweep_once(namespace)
+                    await self.run_once(namespace)
                 except StorageError:
                     self._sweep_wanted |= wanted
                     raise
@@ -204,43 +210,53 @@ class LostPass:
         members = self._membership.members()
         return not members or preferred(key, members) == self._membership.own_id
 
-    async def _judge(self, namespace: str, batch: Sequence[_Queued], counts: LostCounts) -> None:
+    async def _judge(
+        self, namespace: str, batch: Sequence[_Queued], report: Report, dry_run: bool = False
+    ) -> None:
         """Read, decide and commit a batch; what failed is queued again, later each time."""
         if not batch:
             return
-        counts.examined += len(batch)
+        report.examined += len(batch)
         deadline = self._clock.monotonic() + self._config.timeout_s
         try:
             job_ids = [one.suspect.job_id for one in batch]
             found = await self._store.read_many(namespace, job_ids, deadline=deadline)
         except StorageError as error:
             logger.warning("jobs that seem lost could not be read: %s", error)
-            self._again(batch, counts)
+            self._again(batch, report)
             return
         pending: list[tuple[_Queued, Operation]] = []
         for one, snapshot in zip(batch, found, strict=True):
             operation = self._operation(one.suspect, snapshot, deadline)
             if operation is None:
-                counts.sound += 1
                 self._done(one)
+            elif dry_run:
+                report.add(_action(operation))
             else:
                 pending.append((one, operation))
         await failpoints.reached("lost.before-commit")
         commits = await commit_each(self._store, [operation for _, operation in pending])
         await failpoints.reached("lost.after-commit")
         failed: list[_Queued] = []
-        for (one, _), commit in zip(pending, commits, strict=True):
+        for (one, operation), commit in zip(pending, commits, strict=True):
             if isinstance(commit, Commit) and commit.won:
-                counts.recovered += 1
+                report.add(_action(operation))
+                self._tell(operation)
                 self._done(one)
             elif isinstance(commit, Commit) and not _is_lost(
                 commit.stored.job if commit.stored else None, commit
             ):
-                counts.sound += 1  # another recoverer was first, or it was our own first try
-                self._done(one)
+                self._done(one)  # another recoverer was first, or it was our own first try
             else:
                 failed.append(one)
-        self._again(failed, counts)
+        self._again(failed, report)
+
+    def _tell(self, operation: Operation) -> None:
+        before, after = _jobs(operation)
+        self._notices.publish(notice_of(NoticeKind.LOST, before, after, _WHY))
+        end = end_of(before, after)
+        if end is not None:
+            self._notices.publish(end)
 
     def _operation(self, suspect: Suspect, found: Snapshot, deadline: float) -> Operation | None:
         if found.stored is None or found.claim is not None or found.stored.job.state is not JobState.RUNNING:
@@ -268,9 +284,9 @@ class LostPass:
         if self._queue.get(key) is one:
             del self._queue[key]
 
-    def _again(self, batch: Iterable[_Queued], counts: LostCounts) -> None:
+    def _again(self, batch: Iterable[_Queued], report: Report) -> None:
         for one in batch:
-            counts.failed += 1
+            report.failed += 1
             pause = min(self._config.max_retry_s, self._config.retry_s * 2 ** min(one.tries, 16))
             one.tries += 1
             one.not_before = self._clock.monotonic() + pause
@@ -280,3 +296,16 @@ class LostPass:
 
 def _is_lost(job: Job | None, commit: Commit) -> bool:
     return job is not None and job.state is JobState.RUNNING and commit.claim is None
+
+
+def _jobs(operation: Operation) -> tuple[Job, Job]:
+    assert operation.before is not None, "a loss is of a job that is there"
+    assert operation.after is not None, "a loss deletes no job"
+    return operation.before.job, operation.after
+
+
+def _action(operation: Operation) -> Action:
+    before, after = _jobs(operation)
+    return Action(
+        kind=RECOVERED, job_id=after.job_id, reason=_WHY, state_before=before.state, state_after=after.state
+    )

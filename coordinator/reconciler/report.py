@@ -26,11 +26,17 @@ class Action:
 
 @dataclass(slots=True)
 class Report:
-    """Counts of one run. ``failed``: tried in vain, the next run tries again."""
+    """Counts of one run.
+
+    ``failed``: tried in vain, the next run tries again. ``waiting``: what has to wait, or is left to another
+    coordinator. ``more``: the run came to its bound, and there is more to do now.
+    """
 
     name: str
     examined: int = 0
     failed: int = 0
+    waiting: int = 0
+    more: bool = False
     counts: Counter[str] = field(default_factory=Counter)
     actions: list[Action] = field(default_factory=list)
 

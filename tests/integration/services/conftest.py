@@ -100,11 +100,17 @@ def start_side(etcd_server: EtcdProcess, namespace: str) -> SideFactory:
         store = EtcdStore(
             config, StoreListeners(changes=changes, commits=commits), clock=clock, entropy=entropy
         )
-        lost = LostPass(
-            store.jobs, store.namespaces, store.present, store.membership, clock, LostConfig(others_s=0.2)
-        )
-        due = DuePass(store.jobs, store.namespaces, store.membership, clock)
         notices = RecordedNotices()
+        lost = LostPass(
+            store.jobs,
+            store.namespaces,
+            store.present,
+            store.membership,
+            clock,
+            LostConfig(others_s=0.2),
+            notices=notices,
+        )
+        due = DuePass(store.jobs, store.namespaces, store.membership, clock, notices=notices)
         holders = Holders(lost.suspect, notices=notices)
         late = LateCalls(store.jobs, notices, RecordedMeters(), clock)
         index = Index(

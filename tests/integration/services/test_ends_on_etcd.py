@@ -7,6 +7,7 @@ import asyncio
 from coordinator.core.commands import Complete, Fail
 from coordinator.core.job import JobState
 from coordinator.errors import Reason, RequestError
+from coordinator.reconciler.due import PROMOTED
 from coordinator.services.api import JobView, Settle, Settled
 from coordinator.services.holders import Suspect
 from tests.integration.services.conftest import Side, SideFactory
@@ -108,10 +109,10 @@ async def test_many_recoverers_of_one_job_count_one_loss_and_spare_the_next_hold
             suspicion = Suspect(first.namespace, job_id, session.session_id, claimed.token)
             for side in (first, second):
                 side.lost.suspect(suspicion)
-            await asyncio.gather(first.lost.run_once(), second.lost.run_once())
+            await asyncio.gather(first.lost.judge_queued(), second.lost.judge_queued())
             assert (await first.stored(job_id)).job.state is JobState.RUNNING, "its holder lives"
         await first.store.sessions.close(first.namespace, session.session_id, deadline=first.deadline)
-        await asyncio.gather(*(side.lost.sweep_once(side.namespace) for side in (first, second)))
+        await asyncio.gather(*(side.lost.run_once(side.namespace) for side in (first, second)))
         for n in range(10):
             job = (await first.stored(f"j{n}")).job
             assert (job.state, job.lease_losses) == (JobState.PENDING, 1)
@@ -128,7 +129,7 @@ async def test_a_job_asked_to_stop_whose_holder_dies_stays_cancelled(side: Side)
 
     await eventually(cancelled)
     await side.submit(a_new_job("j2", unique_key="k"))
-    assert (await side.lost.sweep_once(side.namespace)).recovered == 0
+    assert (await side.lost.run_once(side.namespace)).changed == 0
 
 
 async def test_a_job_comes_back_after_its_backoff_and_its_checkpoint_with_it(side: Side) -> None:
@@ -143,7 +144,7 @@ async def test_a_job_comes_back_after_its_backoff_and_its_checkpoint_with_it(sid
     assert failed.state is JobState.SCHEDULED
 
     async def promoted() -> bool:
-        return (await side.due.run_once(side.namespace)).promoted == 1
+        return (await side.due.run_once(side.namespace)).counts[PROMOTED] == 1
 
     await eventually(promoted)
     again = await side.claim(await side.stored("j1"), session)

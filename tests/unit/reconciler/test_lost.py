@@ -8,11 +8,13 @@ from coordinator.core.commands import Complete
 from coordinator.core.effects import Slot, Where
 from coordinator.core.invariants import check_job, check_keys
 from coordinator.core.job import AttemptOutcome, JobState
+from coordinator.core.notice import NoticeKind
 from coordinator.core.rendezvous import preferred
 from coordinator.core.retry import RetryPolicy
 from coordinator.errors import EtcdUnavailable, Reason, RequestError
 from coordinator.ports import Commit, Operation
-from coordinator.reconciler.lost import LostConfig, LostCounts, LostPass
+from coordinator.reconciler.lost import RECOVERED, LostConfig, LostPass
+from coordinator.reconciler.report import Report
 from coordinator.services.api import Settle
 from coordinator.services.holders import Suspect
 from coordinator.services.job_changes import JobChanges
@@ -34,7 +36,13 @@ def a_pass(world: World, members: FixedMembers | None = None, **config: int | fl
         members or world.members,
         world.clock,
         LostConfig(**config),  # type: ignore[arg-type]
+        notices=world.notices,
     )
+
+
+def tally(report: Report) -> tuple[int, int, int]:
+    """Examined, recovered, tried in vain; the others were sound."""
+    return report.examined, report.counts[RECOVERED], report.failed
 
 
 def suspicion(claimed: Commit) -> Suspect:
@@ -54,7 +62,7 @@ async def test_a_dead_holders_job_is_claimable_again_at_once_and_its_end_is_kept
     world.etcd.expire()
     lost = a_pass(world)
     lost.suspect(suspicion(claimed))
-    assert await lost.run_once() == LostCounts(examined=1, recovered=1)
+    assert tally(await lost.judge_queued()) == (1, 1, 0)
     job = world.stored().job
     assert job.state is JobState.PENDING
     assert (job.lease_losses, job.failures) == (1, 0)
@@ -72,7 +80,7 @@ async def test_a_loss_keeps_the_token_of_a_claim_that_was_handed_out_again(world
     assert [one.claim.token for one in again] == [claimed.token]
     await world.clock.advance(10.5)
     lost = a_pass(world)
-    assert (await lost.sweep_once("default")).recovered == 1
+    assert (await lost.run_once("default")).counts[RECOVERED] == 1
     assert world.stored().job.attempts[-1].token == claimed.token
     assert_sound(world)
 
@@ -82,8 +90,8 @@ async def test_a_live_job_is_never_recovered_whatever_is_suspected(world: World)
     lost = a_pass(world)
     lost.suspect(suspicion(claimed))
     groups = world.etcd.groups
-    assert await lost.run_once() == LostCounts(examined=1, sound=1)
-    assert (await lost.sweep_once("default")).recovered == 0
+    assert tally(await lost.judge_queued()) == (1, 0, 0)
+    assert (await lost.run_once("default")).counts[RECOVERED] == 0
     assert world.etcd.groups == groups, "nothing is even tried"
     assert world.stored() == claimed.stored
 
@@ -94,7 +102,7 @@ async def test_a_claim_that_was_settled_is_no_loss(world: World) -> None:
     await world.settlement.settle("default", [done], world.deadline)
     lost = a_pass(world)
     lost.suspect(suspicion(claimed))
-    assert (await lost.run_once()).sound == 1
+    assert tally(await lost.judge_queued()) == (1, 0, 0)
     assert world.stored().job.state is JobState.SUCCEEDED
 
 
@@ -106,7 +114,7 @@ async def test_of_two_recoverers_one_wins_and_a_new_holder_keeps_its_claim(world
 
     async def recover_and_claim() -> None:
         fast.suspect(suspicion(claimed))
-        assert (await fast.run_once()).recovered == 1
+        assert (await fast.judge_queued()).counts[RECOVERED] == 1
         await open_session(world.sessions, a_session("00000000000000b2"))
         taken.append(await claim_job(world.store, world.stored(), "00000000000000b2"))
 
@@ -120,8 +128,8 @@ async def test_of_two_recoverers_one_wins_and_a_new_holder_keeps_its_claim(world
 
     world.store.read_many = paused  # type: ignore[method-assign,assignment]
     slow.suspect(suspicion(claimed))
-    counts = await slow.run_once()
-    assert (counts.recovered, counts.sound) == (0, 1)
+    counts = await slow.judge_queued()
+    assert tally(counts) == (1, 0, 0)
     job = world.stored().job
     assert (job.state, job.attempt, job.lease_losses) == (JobState.RUNNING, 2, 1)
     claim = world.etcd.claim("default", "j1")
@@ -137,10 +145,10 @@ async def test_a_job_that_was_to_stop_becomes_cancelled_and_stays_so(world: Worl
     await world.clock.advance(10.5)
     lost = a_pass(world)
     lost.suspect(suspicion(claimed))
-    assert (await lost.run_once()).recovered == 1
+    assert (await lost.judge_queued()).counts[RECOVERED] == 1
     assert world.stored().job.state is JobState.CANCELLED
     assert not list(world.etcd.of_slot(Slot.UNIQUE, "default"))
-    assert (await lost.sweep_once("default")).recovered == 0
+    assert (await lost.run_once("default")).counts[RECOVERED] == 0
     assert_sound(world)
 
 
@@ -150,7 +158,7 @@ async def test_a_job_whose_holders_keep_dying_is_quarantined(world: World) -> No
         await world.clock.advance(10.5)
         lost = a_pass(world)
         lost.suspect(suspicion(claimed))
-        assert (await lost.run_once()).recovered == 1
+        assert (await lost.judge_queued()).counts[RECOVERED] == 1
         if world.stored().job.state is JobState.PENDING:
             await open_session(world.sessions)
             claimed = await claim_job(world.store, world.stored())
@@ -168,7 +176,7 @@ async def test_a_session_with_many_claims_is_recovered_in_few_groups(world: Worl
     for claimed in claims:
         lost.suspect(suspicion(claimed))
     groups = world.etcd.groups
-    assert (await lost.run_once()).recovered == 300
+    assert (await lost.judge_queued()).counts[RECOVERED] == 300
     assert world.etcd.groups - groups == 2
     assert {world.stored(f"j{n:03}").job.state for n in range(300)} == {JobState.PENDING}
 
@@ -177,8 +185,8 @@ async def test_the_sweep_finds_a_claim_deleted_by_hand_and_its_old_token_is_stal
     claimed = await world.running()
     await world.running("alive", session=a_session("00000000000000b2"))
     world.etcd.write((), [Where(Slot.CLAIM, "default", "j1")])
-    counts = await a_pass(world).sweep_once("default")
-    assert (counts.examined, counts.recovered, counts.sound) == (2, 1, 1)
+    counts = await a_pass(world).run_once("default")
+    assert tally(counts) == (2, 1, 0)
     job = world.stored().job
     assert job.attempts[-1].token == claimed.token
     assert world.stored("alive").job.state is JobState.RUNNING
@@ -195,11 +203,11 @@ async def test_the_sweep_goes_in_paced_pages(world: World) -> None:
     claimed = await world.running("x")
     await world.clock.advance(10.5)
     world.etcd.expire()
-    sweeping = asyncio.ensure_future(a_pass(world, page=10, pace_s=1.0).sweep_once("default"))
+    sweeping = asyncio.ensure_future(a_pass(world, page=10, pace_s=1.0).run_once("default"))
     await world.clock.wait_for_sleepers()
     assert not sweeping.done()
     await world.clock.advance(3)
-    assert (await sweeping).recovered == 1
+    assert (await sweeping).counts[RECOVERED] == 1
     assert world.stored("x").job.attempts[-1].token == claimed.token
 
 
@@ -211,9 +219,9 @@ async def test_another_coordinators_suspicion_waits_for_it_and_is_taken_up_if_it
     other = next(name for name in (f"c{n}" for n in range(2, 99)) if preferred("j1", ("c1", name)) == name)
     lost = a_pass(world, FixedMembers("c1", other))
     lost.suspect(suspicion(claimed))
-    assert await lost.run_once() == LostCounts()
+    assert tally(await lost.judge_queued()) == (0, 0, 0)
     await world.clock.advance(1.0)
-    assert (await lost.run_once()).recovered == 1
+    assert (await lost.judge_queued()).counts[RECOVERED] == 1
 
 
 async def test_what_fails_is_tried_again_later_each_time_and_recovered_in_the_end(world: World) -> None:
@@ -249,9 +257,9 @@ async def test_a_record_that_changed_meanwhile_and_is_still_lost_is_tried_again(
     world.etcd.interfere.append(touch_once)
     lost = a_pass(world)
     lost.suspect(suspicion(claimed))
-    assert (await lost.run_once()).failed == 1
+    assert (await lost.judge_queued()).failed == 1
     await world.clock.advance(0.3)
-    assert (await lost.run_once()).recovered == 1
+    assert (await lost.judge_queued()).counts[RECOVERED] == 1
 
 
 async def test_more_suspicions_than_are_kept_are_left_to_a_sweep(world: World) -> None:
@@ -265,7 +273,7 @@ async def test_more_suspicions_than_are_kept_are_left_to_a_sweep(world: World) -
     for claimed in claims:
         lost.suspect(suspicion(claimed))
     assert lost.queued == 2
-    assert (await lost.run_once()).recovered == 2
+    assert (await lost.judge_queued()).counts[RECOVERED] == 2
     await lost.sweep()
     assert {world.stored(f"j{n}").job.state for n in range(5)} == {JobState.PENDING}
 
@@ -275,7 +283,15 @@ async def test_who_leads_sweeps_every_namespace_and_nobody_else_does(world: Worl
     await world.clock.advance(10.5)
     leads = False
     world.feeds = type(world.feeds)("default")
-    lost = LostPass(world.store, world.feeds, world.present, world.members, world.clock, leads=lambda: leads)
+    lost = LostPass(
+        world.store,
+        world.feeds,
+        world.present,
+        world.members,
+        world.clock,
+        notices=world.notices,
+        leads=lambda: leads,
+    )
     await lost.sweep()
     assert world.stored().job.state is JobState.RUNNING
     leads = True
@@ -291,5 +307,27 @@ async def test_a_token_that_is_not_known_is_not_made_up(world: World) -> None:
     )
     await world.clock.advance(10.5)
     world.etcd.expire()
-    assert (await a_pass(world).sweep_once("default")).recovered == 1
+    assert (await a_pass(world).run_once("default")).counts[RECOVERED] == 1
     assert world.stored().job.attempts[-1].token == 0
+
+
+async def test_a_dry_run_says_who_is_lost_and_recovers_nobody(world: World) -> None:
+    await world.running()
+    await world.clock.advance(10.5)
+    lost = a_pass(world)
+    assert tally(await lost.run_once("default", dry_run=True)) == (1, 1, 0)
+    assert world.stored().job.state is JobState.RUNNING
+    assert not world.notices.notices
+    assert tally(await lost.run_once("default")) == (1, 1, 0)
+
+
+async def test_a_loss_is_told_of_and_so_is_the_quarantine_that_it_ends_in(world: World) -> None:
+    claimed = await world.running(retry=RetryPolicy(max_lease_losses=0))
+    await world.clock.advance(10.5)
+    lost = a_pass(world)
+    lost.suspect(suspicion(claimed))
+    await lost.judge_queued()
+    first, second = world.notices.notices
+    assert (first.kind, first.token, first.session_id) == (NoticeKind.LOST, claimed.token, SESSION)
+    assert (first.state_before, first.state_after) == (JobState.RUNNING, JobState.QUARANTINED)
+    assert (second.kind, second.reason) == (NoticeKind.QUARANTINED, "its holders died 1 times")

@@ -18,6 +18,7 @@ from coordinator.services.api import Beat, HeldClaim, Settle
 from coordinator.services.holders import Suspect
 from coordinator.services.late_calls import SETTLEMENT, LateCalls, LateCallsConfig
 from tests.support.builders import FAR, a_session, claim_job, open_session
+from tests.support.fake_ports import RecordedNotices
 from tests.unit.services.conftest import World
 from tests.unit.services.workbench import NS, S, bench_with
 
@@ -27,9 +28,11 @@ OTHER_SESSION = "00000000000000b2"
 async def lose(world: World, token: int) -> None:
     """The claim's key goes with its lease, and the job is recovered."""
     world.etcd.write((), [Where(Slot.CLAIM, "default", "j1")])
-    lost = LostPass(world.store, world.feeds, world.present, world.members, world.clock)
+    lost = LostPass(
+        world.store, world.feeds, world.present, world.members, world.clock, notices=RecordedNotices()
+    )
     lost.suspect(Suspect("default", "j1", a_session().session_id, token))
-    await lost.run_once()
+    await lost.judge_queued()
 
 
 async def lost_and_claimed_again(world: World, *, after_s: float = 0) -> Commit:
