@@ -15,7 +15,9 @@ from coordinator.app.store_settings import call_limits
 from coordinator.config import Settings
 from coordinator.core.rendezvous import preferred
 from coordinator.ports import Clock, Entropy
+from coordinator.reconciler.by_hand import ByHand
 from coordinator.reconciler.take_away import TakeAwayPass
+from coordinator.rpc.admin_servicer import AdminServicer, AdminUseCases
 from coordinator.rpc.job_servicer import JobServicer, JobUseCases
 from coordinator.rpc.methods import SERVICES
 from coordinator.rpc.worker_servicer import WorkerServicer, WorkerUseCases
@@ -119,12 +121,17 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
         clock,
         limits,
     )
+    admin = AdminServicer(AdminUseCases(reconcile=ByHand(recovery.passes, clock), notices=notices))
     metrics.expose(service_readings(index, dispatch, late))
     return Parts(
         store=store,
         notices=notices,
         metrics=metrics,
-        servicers={"leasekeeper.v1.JobService": jobs, "leasekeeper.v1.WorkerService": workers},
+        servicers={
+            "leasekeeper.v1.JobService": jobs,
+            "leasekeeper.v1.WorkerService": workers,
+            "leasekeeper.v1.AdminService": admin,
+        },
         background={
             "index": index.run,
             "abandoned": abandoned.run,

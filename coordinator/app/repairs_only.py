@@ -12,9 +12,13 @@ from coordinator.app.parts import Parts, Role
 from coordinator.app.recovery import compose_recovery
 from coordinator.config import Settings
 from coordinator.ports import Clock, Entropy
+from coordinator.reconciler.by_hand import ByHand
+from coordinator.rpc.admin_servicer import AdminServicer, AdminUseCases
 from coordinator.services.claim_watch import ClaimWatch
 
 __all__ = ["RECONCILER", "compose_reconciler"]
+
+ADMIN_SERVICE: Final = "leasekeeper.v1.AdminService"
 
 
 def compose_reconciler(
@@ -31,15 +35,16 @@ def compose_reconciler(
     watch = ClaimWatch(store.jobs, store.sessions, recovery.holders, clock)
     base.changes.bind(watch)
     base.commits.bind((watch, recovery.due))
+    admin = AdminServicer(AdminUseCases(reconcile=ByHand(recovery.passes, clock), notices=base.notices))
     return Parts(
         store=store,
         notices=base.notices,
         metrics=base.metrics,
-        servicers={},
+        servicers={ADMIN_SERVICE: admin},
         background={**base.background, **recovery.background},
         listed=lambda: store.namespaces.listed and all(map(watch.ready, store.namespaces.namespaces())),
         trouble=recovery.trouble,
     )
 
 
-RECONCILER: Final = Role(name="reconciler", services=(), compose=compose_reconciler)
+RECONCILER: Final = Role(name="reconciler", services=(ADMIN_SERVICE,), compose=compose_reconciler)

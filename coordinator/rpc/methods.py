@@ -11,7 +11,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from coordinator.rpc import limits
 from coordinator.rpc.auth import Scope
 from coordinator.rpc.call_guard import Method
-from leasekeeper.v1 import job_service_pb2, worker_service_pb2
+from leasekeeper.v1 import admin_service_pb2, job_service_pb2, worker_service_pb2
 
 __all__ = ["METHODS", "SERVICES"]
 
@@ -21,6 +21,7 @@ SERVICES: Final[Mapping[str, ServiceDescriptor]] = MappingProxyType(
         for service in (
             job_service_pb2.DESCRIPTOR.services_by_name["JobService"],
             worker_service_pb2.DESCRIPTOR.services_by_name["WorkerService"],
+            admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"],
         )
     }
 )
@@ -49,6 +50,8 @@ METHODS: Final[Mapping[str, Method]] = MappingProxyType(
         "ReleaseJob": Method(_WORK),
         "SettleJobs": Method(_WORK, batch_field="settlements", largest=limits.REQUEST_BYTES),
         "SaveCheckpoint": Method(_WORK),
+        "RunReconcile": Method(Scope.ADMIN),
+        "WatchNotices": Method(Scope.ADMIN),
     }
 )
 """How each method is served; its behaviour is the servicer's method of the same name in snake case."""

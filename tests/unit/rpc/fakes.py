@@ -11,6 +11,7 @@ from typing import Any
 import grpc.aio
 
 from coordinator.app.machine import SystemClock
+from coordinator.rpc.admin_servicer import AdminServicer, AdminUseCases
 from coordinator.rpc.auth import TokenTable
 from coordinator.rpc.call_guard import CallGuard, GuardConfig
 from coordinator.rpc.health import Health
@@ -111,7 +112,15 @@ async def served(
     server = RpcServer(ListenConfig(address="127.0.0.1:0"))
     server.bind()
     server.register(
-        guard, health, {"leasekeeper.v1.JobService": jobs, "leasekeeper.v1.WorkerService": workers}
+        guard,
+        health,
+        {
+            "leasekeeper.v1.JobService": jobs,
+            "leasekeeper.v1.WorkerService": workers,
+            "leasekeeper.v1.AdminService": AdminServicer(
+                AdminUseCases(reconcile=use, notices=subscription)  # type: ignore[arg-type]
+            ),
+        },
     )
     await server.start()
     if opened:

@@ -32,7 +32,7 @@ async def test_the_process_is_alive_before_its_services_are_ready() -> None:
     async with served() as s:
         assert (SERVING, NOT_SERVING) == (await status(s.channel, ""), await status(s.channel, JOBS))
         s.health.set_ready(True)
-        assert [SERVING, SERVING] == [await status(s.channel, service) for service in SERVICES]
+        assert {SERVING} == {await status(s.channel, service) for service in SERVICES}
         s.health.set_ready(False)
         assert (SERVING, NOT_SERVING) == (await status(s.channel, ""), await status(s.channel, JOBS))
 
@@ -43,7 +43,7 @@ async def test_drain_is_not_serving_for_ever() -> None:
         s.health.drain()
         s.health.set_ready(False)
         s.health.set_ready(True)
-        assert [NOT_SERVING] * 3 == [await status(s.channel, service) for service in ("", *SERVICES)]
+        assert {NOT_SERVING} == {await status(s.channel, service) for service in ("", *SERVICES)}
 
 
 async def test_an_unknown_service_is_not_found() -> None:
@@ -98,9 +98,12 @@ async def test_reflection_asks_for_a_token_where_access_is_controlled() -> None:
 
 async def test_every_method_of_the_contract_is_served() -> None:
     async with served() as s:
-        for name in METHODS:
-            service = "Job" if hasattr(s.jobs, name) else "Worker"
-            stub = s.channel.unary_unary(f"/leasekeeper.v1.{service}Service/{name}")
+        methods = {
+            method.name: service.full_name for service in SERVICES.values() for method in service.methods
+        }
+        assert set(methods) == set(METHODS)
+        for name, service in methods.items():
+            stub = s.channel.unary_unary(f"/{service}/{name}")
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stub(b"\xff", timeout=2)
             assert (name, grpc.StatusCode.INVALID_ARGUMENT) == (name, caught.value.code())
@@ -143,4 +146,6 @@ def test_a_bad_tokens_file_says_what_is_wrong(tmp_path: Path, content: str, says
 
 
 def test_scopes_are_what_the_methods_ask_for() -> None:
-    assert {Scope.READ, Scope.WRITE, Scope.WORK} == {method.scope for method in METHODS.values()}
+    asked = {method.scope for method in METHODS.values()}
+
+    assert {Scope.READ, Scope.WRITE, Scope.WORK, Scope.ADMIN} == asked
