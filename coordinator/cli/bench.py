@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from coordinator.cli.bench_recovery import RecoverySizes
 from coordinator.cli.bench_suite import BenchSizes, Suite
 from coordinator.cli.dev_servers import MissingExtra
 from coordinator.cli.dev_signals import interrupt_on_sigterm
@@ -134,6 +135,20 @@ def idle_latency(
 ) -> None:
     """Time from a submission to an idle queue until the handler starts."""
     _guarded(Suite(BenchSizes(idle_jobs=jobs, rounds=rounds), folder).idle_latency)
+
+
+@bench.command()
+def recovery(
+    ttl: Annotated[float, typer.Option(min=2, max=60, help="TTL of every session, seconds.")] = 5.0,
+    kills: Annotated[int, typer.Option(min=1, max=100, help="Workers killed one after the other.")] = 5,
+    releases: Annotated[int, typer.Option(min=1, max=100, help="Jobs given back one by one.")] = 20,
+    jobs: Annotated[int, typer.Option(min=12, max=5_400, help="Jobs that 12 killed workers hold.")] = 5_000,
+    folder: Folder = None,
+    as_json: Json = False,
+) -> None:
+    """How long jobs rest when a worker is killed, leaves, or twelve are killed or five frozen at once."""
+    sizes = RecoverySizes(ttl_s=ttl, kills=kills, releases=releases, mass_jobs=jobs)
+    _guarded(functools.partial(Suite(BenchSizes(), folder).recovery, sizes))
 
 
 @bench.command("etcd-floor")

@@ -92,9 +92,9 @@ class RawLoad:
 
         async def claimer() -> None:
             while len(ledger.latencies) < jobs:
-                claims = await self._claim(batch)
+                claims = await self.claim(batch)
                 if claims:
-                    await self._settle(claims)
+                    await self.settle(claims)
                     ledger.settled([claim.job_id for claim in claims])
 
         async with asyncio.timeout(_CALL_SECONDS + jobs / 200), asyncio.TaskGroup() as tasks:
@@ -121,9 +121,9 @@ class RawLoad:
                 )
                 ledger.sent[spec.job_id] = time.perf_counter()
                 await self._jobs.SubmitJob(request, timeout=_CALL_SECONDS)
-                claims = await self._claim(1)
+                claims = await self.claim(1)
                 while not claims:
-                    claims = await self._claim(1)
+                    claims = await self.claim(1)
                 await self._complete(claims[0])
                 ledger.settled([claims[0].job_id])
 
@@ -140,7 +140,7 @@ class RawLoad:
 
         async def poller() -> None:
             while len(latencies) < jobs:
-                for claim in await self._claim(1):
+                for claim in await self.claim(1):
                     latencies.append(time.perf_counter() - sent[claim.job_id])
                     await self._complete(claim)
 
@@ -212,13 +212,14 @@ class RawLoad:
                 for number in range(first, min(first + batch, jobs))
             ]
 
-    async def _claim(self, most: int) -> Sequence[worker_service_pb2.Claim]:
+    async def claim(self, most: int, queue: str = QUEUE) -> Sequence[worker_service_pb2.Claim]:
+        """Claim up to ``most`` jobs of ``queue``; waits a little for the first."""
         reply = await self._workers.ClaimJobs(
             worker_service_pb2.ClaimJobsRequest(
                 namespace=self._namespace,
                 request_id=uuid.uuid4().hex,
                 session_id=self._session,
-                queues=[worker_service_pb2.QueueTypes(queue=QUEUE, types=[TYPE])],
+                queues=[worker_service_pb2.QueueTypes(queue=queue, types=[TYPE])],
                 max_jobs=most,
                 wait=Duration(seconds=_WAIT_SECONDS),
             ),
@@ -227,7 +228,22 @@ class RawLoad:
         self._held.update((claim.job_id, claim.fencing_token) for claim in reply.claims)
         return reply.claims
 
-    async def _settle(self, claims: Sequence[worker_service_pb2.Claim]) -> None:
+    async def release(self, claim: worker_service_pb2.Claim) -> None:
+        """Give a job back."""
+        await self._workers.ReleaseJob(
+            worker_service_pb2.ReleaseJobRequest(
+                namespace=self._namespace, job_id=claim.job_id, fencing_token=claim.fencing_token
+            ),
+            timeout=_CALL_SECONDS,
+        )
+        del self._held[claim.job_id]
+
+    async def settle(self, claims: Sequence[worker_service_pb2.Claim]) -> None:
+        """Complete all of them in one call.
+
+        Raises:
+            LoadVoid: one was refused.
+        """
         done = worker_service_pb2.Completion()
         reply = await self._workers.SettleJobs(
             worker_service_pb2.SettleJobsRequest(

@@ -19,6 +19,7 @@ from coordinator.cli.bench_echo import echo_round, echo_server
 from coordinator.cli.bench_floor import etcd_floor
 from coordinator.cli.bench_numbers import Measured, Number, cpu_seconds, environment, median_of, write_line
 from coordinator.cli.bench_raw import raw_load
+from coordinator.cli.bench_recovery import RecoverySizes, recovery
 from coordinator.cli.bench_sdk import SdkLoad
 from coordinator.cli.dev_servers import CoordinatorProcess, running_etcd
 from coordinator.embedded.etcd_process import EtcdProcess
@@ -173,6 +174,16 @@ class Suite:
             fields = median_of(_on_loop(run), "calls_per_second")
         self._results["echo"] = float(fields["calls_per_second"] or 0)
         write_line("grpc_echo", {"callers": 64, "calls": sizes.echo_calls, **fields})
+
+    def recovery(self, sizes: RecoverySizes) -> None:
+        """Kill, release, kill thousands, freeze all: how long the work rests."""
+        with self._stack() as stack, self._folder() as folder:
+
+            async def run() -> list[dict[str, Number]]:
+                return [await recovery(stack.coordinator.endpoint, folder, sizes)]
+
+            [fields] = _on_loop(run)
+            write_line("recovery", {**fields, "etcd": _version(stack.etcd)})
 
     def shares(self) -> None:
         """Print how the lifecycles stand to the floors of the same run."""

@@ -54,3 +54,12 @@ def test_one_bench_alone_prints_one_line(arguments: tuple[str, ...], name: str) 
 
     assert line["bench"] == name
     assert line["rounds"] == 1
+
+
+def test_recovery_tells_how_long_jobs_rested() -> None:
+    (line,) = bench("recovery", "--ttl", "2", "--kills", "1", "--releases", "1", "--jobs", "24", "--json")
+
+    assert line["bench"] == "recovery"
+    assert line["mass_jobs"] == 24
+    told = ("killed_max_s", "released_max_ms", "mass_all_back_s", "storm_back_to_90_percent_s")
+    assert all(float(str(line[name])) > 0 for name in told)
