@@ -7,12 +7,12 @@ import os
 import time
 from pathlib import Path
 
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2
 
 from coordinator.embedded.etcd_process import EtcdProcess
 from tests.fault.support.calls import Calls, available, refusal
 from tests.fault.support.court import Court
+from tests.fault.support.health import health
 from tests.fault.support.processes import Coordinator, WorkerProcess
 from tests.support.polling import eventually
 from tests.support.tcp_proxy import ProxyMode, TcpProxy
@@ -23,14 +23,6 @@ OUTAGE = 5.0
 def resources(pid: int) -> tuple[int, int]:
     """Open files and threads of a process."""
     return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
-
-
-async def health(endpoint: str, service: str) -> int:
-    """The status that the coordinator gives a service."""
-    async with grpc.aio.insecure_channel(endpoint) as channel:
-        stub = health_pb2_grpc.HealthStub(channel)
-        answer = await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=3)
-    return int(answer.status)
 
 
 async def test_etcd_down_for_five_seconds_is_unavailable_in_time_and_everything_goes_on(

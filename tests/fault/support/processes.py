@@ -225,9 +225,17 @@ class PollProcess(Process):
     """
 
     def __init__(
-        self, endpoint: str, namespace: str, folder: Path, *, name: str, ttl: float = 2.0, wait: float = 20.0
+        self,
+        endpoint: str,
+        namespace: str,
+        folder: Path,
+        *,
+        name: str,
+        ttl: float = 2.0,
+        wait: float = 20.0,
+        many: int = 0,
     ) -> None:
-        told = {"endpoint": endpoint, "namespace": namespace, "ttl": ttl, "wait": wait}
+        told = {"endpoint": endpoint, "namespace": namespace, "ttl": ttl, "wait": wait, "many": many}
         command = (sys.executable, "-m", "tests.fault.support.poll_program", json.dumps(told))
         super().__init__(command, folder / f"{name}.log")
 
