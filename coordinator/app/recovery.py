@@ -10,6 +10,7 @@ from coordinator.app.foundation import Foundation
 from coordinator.reconciler.due import DuePass
 from coordinator.reconciler.loop import LoopConfig, PassLoop
 from coordinator.reconciler.lost import LostPass
+from coordinator.reconciler.measured import Measured, over_namespaces
 from coordinator.reconciler.passes import passes_by_name
 from coordinator.reconciler.report import Pass
 from coordinator.services.holders import Holders
@@ -61,7 +62,14 @@ def compose_recovery(base: Foundation, *, sweeps: bool) -> Recovery:
         leads=lambda: leader.is_leader,
     )
     due = DuePass(store.jobs, store.namespaces, store.membership, clock, notices=base.notices)
-    due_loop = PassLoop("due", due.step, clock, entropy, LoopConfig(interval_s=_DUE_EVERY_S))
+    measured_due = Measured(due, base.metrics, clock)
+    due_loop = PassLoop(
+        "due",
+        over_namespaces(measured_due, store.namespaces),
+        clock,
+        entropy,
+        LoopConfig(interval_s=_DUE_EVERY_S),
+    )
     sweep_loop = PassLoop(
         "lost sweep",
         lost.sweep,
@@ -83,5 +91,5 @@ def compose_recovery(base: Foundation, *, sweeps: bool) -> Recovery:
         due_loop=due_loop,
         loops=(due_loop, sweep_loop) if sweeps else (due_loop,),
         background=background,
-        passes=passes_by_name((lost, due)),
+        passes=passes_by_name((Measured(lost, base.metrics, clock), measured_due)),
     )
