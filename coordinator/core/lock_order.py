@@ -1,0 +1,109 @@
+"""Who owns a named lock: a pure function of its entries, in the order in which etcd created them.
+
+An entry owns iff every earlier entry has its mode and permits, and fewer than its permits are earlier
+(exclusive 1, shared without bound). So a deletion can only add owners: nobody who owns is displaced when another
+leaves, readers that come behind a waiting writer wait, and nobody starves. A semaphore's entry behind one with
+another number of permits is a contradiction between callers, and is removed with PERMITS_MISMATCH.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final
+
+__all__ = ["MAX_PERMITS", "MAX_WAITERS", "Line", "LockEntry", "LockMode", "line_of"]
+
+MAX_WAITERS: Final = 1_000
+"""Entries that may wait for one lock; one more is refused."""
+
+MAX_PERMITS: Final = 1_000
+
+
+class LockMode(IntEnum):
+    """How a lock is shared; the numbers are those of ``leasekeeper.v1.LockMode``."""
+
+    EXCLUSIVE = 1
+    SHARED = 2
+    SEMAPHORE = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockEntry:
+    """One ``lock/`` key. ``waiter`` is its last part: session and request digest, or a job.
+
+    ``permits`` count for SEMAPHORE alone. ``revision``: create revision; 0 before the entry is there.
+    """
+
+    name: str
+    waiter: str
+    session: str
+    mode: LockMode
+    permits: int = 1
+    job_id: str = ""
+    nonce: bytes = b""
+    value: bytes = b""
+    since_ms: int = 0
+    revision: int = 0
+
+    @property
+    def places(self) -> int | None:
+        """How many may own beside each other; None: any number."""
+        if self.mode is LockMode.SHARED:
+            return None
+        return 1 if self.mode is LockMode.EXCLUSIVE else self.permits
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A lock's entries in order: those that own it, those that wait, and those to be removed."""
+
+    owners: tuple[LockEntry, ...]
+    waiters: tuple[LockEntry, ...]
+    misfits: tuple[LockEntry, ...]
+
+    def admits(self, entry: LockEntry) -> bool:
+        """Whether a new entry, behind all of these, would own at once."""
+        if self.waiters or self.misfits:
+            return False
+        return not self.owners or (_alike(self.owners[0], entry) and _room(entry, len(self.owners)))
+
+    def disagrees(self, entry: LockEntry) -> LockEntry | None:
+        """The present entry whose permits a new semaphore entry contradicts."""
+        if entry.mode is not LockMode.SEMAPHORE:
+            return None
+        for present in (*self.owners, *self.waiters):
+            if present.mode is LockMode.SEMAPHORE and present.permits != entry.permits:
+                return present
+        return None
+
+
+def line_of(entries: Sequence[LockEntry]) -> Line:
+    """Sort and judge the entries of one lock.
+
+    Entries of one revision came in one Txn; their names decide among them.
+    """
+    owners: list[LockEntry] = []
+    waiters: list[LockEntry] = []
+    misfits: list[LockEntry] = []
+    permits = 0
+    for entry in sorted(entries, key=lambda one: (one.revision, one.waiter)):
+        if entry.mode is LockMode.SEMAPHORE:
+            if permits and entry.permits != permits:
+                misfits.append(entry)
+                continue
+            permits = entry.permits
+        if not waiters and (not owners or _alike(owners[0], entry)) and _room(entry, len(owners)):
+            owners.append(entry)
+        else:
+            waiters.append(entry)
+    return Line(tuple(owners), tuple(waiters), tuple(misfits))
+
+
+def _alike(one: LockEntry, other: LockEntry) -> bool:
+    return one.mode is other.mode and one.places == other.places
+
+
+def _room(entry: LockEntry, earlier: int) -> bool:
+    return entry.places is None or earlier < entry.places
