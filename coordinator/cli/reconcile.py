@@ -122,6 +122,7 @@ def _plain(report: pb.PassReport) -> dict[str, Any]:
         "examined": report.examined,
         "counts": dict(sorted(report.counts.items())),
         "failed": report.failed,
+        "waiting": report.waiting,
         "seconds": report.duration.ToMilliseconds() / 1000,
         "error": report.error,
         "actions": [
@@ -149,8 +150,10 @@ def _state(state: types_pb2.JobState.ValueType) -> str:
 
 def _show(console: Console, reports: list[dict[str, Any]], *, dry_run: bool) -> None:
     """A table of passes, and one of repairs. Texts of jobs are data and never markup."""
-    table = Table("pass", "examined", "would be done" if dry_run else "done", "failed", "seconds", box=None)
-    for column in (1, 3, 4):
+    table = Table(
+        "pass", "examined", "would be done" if dry_run else "done", "failed", "waiting", "seconds", box=None
+    )
+    for column in (1, 3, 4, 5):
         table.columns[column].justify = "right"
     for report in reports:
         done = ", ".join(f"{kind} {count}" for kind, count in report["counts"].items()) or "-"
@@ -159,6 +162,7 @@ def _show(console: Console, reports: list[dict[str, Any]], *, dry_run: bool) -> 
             str(report["examined"]),
             Text(done),
             str(report["failed"]),
+            str(report["waiting"]),
             f"{report['seconds']:.2f}",
         )
     console.print(table)

@@ -24,8 +24,10 @@ _LARGEST_ANSWER_S: Final = 0.25
 """What is kept of the caller's time for the end of a pass that is cut off, and for the answer."""
 
 _NOT_BEGUN: Final = "not begun: the call's time was over"
-_CUT_OFF: Final = "cut off by the end of the call's time; what it did stands and is not counted here"
-_FAULT: Final = "a fault of the coordinator, see its log; what it did stands and is not counted here"
+_STANDS: Final = "what the run under way did stands, and is not counted here"
+_CUT_OFF: Final = f"cut off by the end of the call's time; {_STANDS}"
+_MORE: Final = "it came to the bound of one run, and there is more: run it again"
+_FAULT: Final = f"a fault of the coordinator, see its log; {_STANDS}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,21 @@ class _Run:
     dry_run: bool
     ends_at: float
     done: list[PassRun] = field(default_factory=list)
+
+
+async def _all_of(one: Pass, run: _Run, report: Report) -> bool:
+    """Run a pass until it comes to no bound of its own, and add everything to ``report``.
+
+    Returns whether there is more to do all the same: a dry run changes nothing, so it would find the same
+    again; and a run that changed nothing has done what it can.
+    """
+    while True:  # each round changes something; the caller's time is its cap
+        part = await one.run_once(run.namespace, dry_run=run.dry_run)
+        report.include(part)
+        if not part.more:
+            return False
+        if run.dry_run or not part.changed:
+            return True
 
 
 class ByHand:
@@ -120,16 +137,16 @@ class ByHand:
         report, error = Report(one.name), ""
         if began >= run.ends_at:
             return PassRun(report=report, error=_NOT_BEGUN)
-        working = asyncio.ensure_future(one.run_once(run.namespace, dry_run=run.dry_run))
+        working = asyncio.ensure_future(_all_of(one, run, report))
         timer = asyncio.ensure_future(self._clock.sleep(run.ends_at - began))
         try:
             await asyncio.wait((working, timer), return_when=asyncio.FIRST_COMPLETED)
-            if working.done():
-                report = working.result()
-            else:
+            if not working.done():
                 error = _CUT_OFF
+            elif working.result():
+                error = _MORE
         except LeasekeeperError as failure:
-            error = f"{failure}; what it did until then stands and is not counted here"
+            error = f"{failure}; {_STANDS}"
         except Exception:  # noqa: BLE001 - a fault of ours must not keep the other passes from their work
             _LOG.exception("pass %s failed, asked for by hand", one.name)
             error = _FAULT

@@ -46,6 +46,14 @@ class Report:
         if len(self.actions) < _ACTIONS_KEPT:
             self.actions.append(action)
 
+    def include(self, other: Report) -> None:
+        """Add what a further run of the same pass did; ``waiting`` and ``more`` are as it found them."""
+        self.examined += other.examined
+        self.failed += other.failed
+        self.waiting, self.more = other.waiting, other.more
+        self.counts.update(other.counts)
+        self.actions.extend(other.actions[: max(0, _ACTIONS_KEPT - len(self.actions))])
+
     @property
     def changed(self) -> int:
         """Actions of all kinds."""

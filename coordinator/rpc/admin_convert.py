@@ -27,6 +27,7 @@ def reconcile_response(runs: Sequence[PassRun], max_actions: int) -> pb.RunRecon
                 examined=report.examined,
                 counts=dict(report.counts),
                 failed=report.failed,
+                waiting=report.waiting,
                 actions=[_action(action) for action in listed],
                 duration=duration(run.duration_ms),
                 error=cut_text(run.error),

@@ -128,7 +128,7 @@ def test_the_exit_code_says_whether_all_is_well(
 
 
 def test_json_is_one_object_with_everything(bench: Bench) -> None:
-    bench.admin.answer.passes.append(report(recovered=1, listed=1, failed=2, error="é"))
+    bench.admin.answer.passes.append(report(recovered=1, listed=1, failed=2, waiting=4, error="é"))
 
     _, out, _ = bench.run("--json")
 
@@ -141,6 +141,7 @@ def test_json_is_one_object_with_everything(bench: Bench) -> None:
                 "examined": 9,
                 "counts": {"recovered": 1},
                 "failed": 2,
+                "waiting": 4,
                 "seconds": 1.25,
                 "error": "é",
                 "actions": [

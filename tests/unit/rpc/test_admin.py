@@ -42,7 +42,7 @@ async def reconcile(use: Asked, **fields: Any) -> pb.RunReconcileResponse:
 
 
 def lost(count: int = 1, *, reason: str = "its holder died") -> Report:
-    report = Report("lost", examined=9, failed=2)
+    report = Report("lost", examined=9, failed=2, waiting=4)
     for number in range(count):
         report.add(
             Action(
@@ -100,6 +100,7 @@ async def test_each_pass_is_told_with_counts_actions_duration_and_error() -> Non
         first.failed,
         dict(first.counts),
     )
+    assert 4 == first.waiting
     assert 1_250 == first.duration.ToMilliseconds()
     assert (
         pb.ReconcileAction(

@@ -153,11 +153,14 @@ class PassReport(google.protobuf.message.Message):
     ACTIONS_FIELD_NUMBER: builtins.int
     DURATION_FIELD_NUMBER: builtins.int
     ERROR_FIELD_NUMBER: builtins.int
+    WAITING_FIELD_NUMBER: builtins.int
     examined: builtins.int
     failed: builtins.int
     """Tried in vain; the next run tries again."""
     error: builtins.str
     """The pass could not finish: why."""
+    waiting: builtins.int
+    """Left alone for now: it has to wait, or another coordinator is about to do it."""
     @property
     def counts(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.int]:
         """By kind of action: how many."""
@@ -175,9 +178,10 @@ class PassReport(google.protobuf.message.Message):
         actions: collections.abc.Iterable[global___ReconcileAction] | None = ...,
         duration: google.protobuf.duration_pb2.Duration | None = ...,
         error: builtins.str = ...,
+        waiting: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["duration", b"duration"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["actions", b"actions", "counts", b"counts", "duration", b"duration", "error", b"error", "examined", b"examined", "failed", b"failed", "pass", b"pass"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["actions", b"actions", "counts", b"counts", "duration", b"duration", "error", b"error", "examined", b"examined", "failed", b"failed", "pass", b"pass", "waiting", b"waiting"]) -> None: ...
 
 global___PassReport = PassReport
 
