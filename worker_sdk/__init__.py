@@ -26,6 +26,7 @@ from worker_sdk.context import (
     SyncContext,
 )
 from worker_sdk.errors import (
+    CircuitOpen,
     ClaimHeld,
     ClaimLost,
     ClientClosed,
@@ -94,6 +95,7 @@ from worker_sdk.worker import (
 __all__ = [
     "Attempt",
     "AttemptOutcome",
+    "CircuitOpen",
     "ClaimHeld",
     "ClaimLost",
     "ClientClosed",

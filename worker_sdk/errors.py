@@ -6,7 +6,8 @@
     ├── RequestError                     a call was refused; `reason`, `metadata`, `retry_after`
     │   ├── InvalidRequest               ValidationFailed, PayloadTooLarge, ResultTooLarge, TtlOutOfRange,
     │   │                                RequestIdReused: nothing was changed, the call is wrong as it stands
-    │   ├── PreconditionFailed           JobTerminal, NotClaimable, EpochRegressed, SessionFull
+    │   ├── PreconditionFailed           JobTerminal, NotClaimable, EpochRegressed, SessionFull,
+    │   │                                CircuitOpen
     │   ├── ClaimLost                    somebody else may hold the job: stop, never retry
     │   ├── ClaimHeld, EtagMismatch      somebody else was first
     │   ├── JobExists, DuplicateJob
@@ -32,6 +33,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 __all__ = [
+    "CircuitOpen",
     "ClaimHeld",
     "ClaimLost",
     "ClientClosed",
@@ -171,6 +173,10 @@ class EpochRegressed(PreconditionFailed):
 
 class SessionFull(PreconditionFailed):
     """The session holds as many keys as one lease may."""
+
+
+class CircuitOpen(PreconditionFailed):
+    """Jobs of this queue and type fail or kill their holders, and wait; `retry_after` says how long at least."""
 
 
 class ClaimLost(RequestError):
@@ -353,6 +359,7 @@ _CLASSES: Mapping[str, type[RequestError]] = MappingProxyType(
         "NOT_CLAIMABLE": NotClaimable,
         "EPOCH_REGRESSED": EpochRegressed,
         "SESSION_FULL": SessionFull,
+        "CIRCUIT_OPEN": CircuitOpen,
         "CLAIM_HELD": ClaimHeld,
         "ETAG_MISMATCH": EtagMismatch,
         "JOB_EXISTS": JobExists,

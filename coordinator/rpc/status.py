@@ -39,6 +39,7 @@ CODES: Final[Mapping[Reason, grpc.StatusCode]] = MappingProxyType(
         Reason.NOT_CLAIMABLE: _Code.FAILED_PRECONDITION,
         Reason.EPOCH_REGRESSED: _Code.FAILED_PRECONDITION,
         Reason.SESSION_FULL: _Code.FAILED_PRECONDITION,
+        Reason.CIRCUIT_OPEN: _Code.FAILED_PRECONDITION,
         Reason.CLAIM_HELD: _Code.ABORTED,
         Reason.ETAG_MISMATCH: _Code.ABORTED,
         Reason.JOB_EXISTS: _Code.ALREADY_EXISTS,
@@ -63,6 +64,7 @@ CODES: Final[Mapping[Reason, grpc.StatusCode]] = MappingProxyType(
 
 DEFAULT_RETRY_MS: Final[Mapping[Reason, int]] = MappingProxyType(
     {
+        Reason.CIRCUIT_OPEN: 1_000,
         Reason.CLAIM_HELD: 500,
         Reason.RELOCK_THROTTLED: 500,
         Reason.RATE_LIMITED: 1_000,

@@ -79,6 +79,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """PERMISSION_DENIED; metadata: scope."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 28
     """INTERNAL: a fault of ours; metadata: incident."""
+    ERROR_REASON_CIRCUIT_OPEN: _ErrorReason.ValueType  # 29
+    """FAILED_PRECONDITION with RetryInfo: jobs of this queue and type fail or kill their holders, and wait; metadata: queue, type, circuit."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Names without the prefix stand in `ErrorInfo.reason`. Where a delay makes sense, `google.rpc.RetryInfo` goes along."""
@@ -140,4 +142,6 @@ ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 27
 """PERMISSION_DENIED; metadata: scope."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 28
 """INTERNAL: a fault of ours; metadata: incident."""
+ERROR_REASON_CIRCUIT_OPEN: ErrorReason.ValueType  # 29
+"""FAILED_PRECONDITION with RetryInfo: jobs of this queue and type fail or kill their holders, and wait; metadata: queue, type, circuit."""
 global___ErrorReason = ErrorReason

@@ -721,6 +721,29 @@ class CompactRecord(google.protobuf.message.Message):
 global___CompactRecord = CompactRecord
 
 @typing.final
+class ProbeRecord(google.protobuf.message.Message):
+    """The job that probes a circuit, the attempt that it is to make, and the coordinator that took the slot."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    WHO_FIELD_NUMBER: builtins.int
+    job: builtins.str
+    attempt: builtins.int
+    who: builtins.str
+    def __init__(
+        self,
+        *,
+        job: builtins.str = ...,
+        attempt: builtins.int = ...,
+        who: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "job", b"job", "who", b"who"]) -> None: ...
+
+global___ProbeRecord = ProbeRecord
+
+@typing.final
 class CircuitRecord(google.protobuf.message.Message):
     """`circuit/<queue>/<type>`: absent means closed."""
 
@@ -731,7 +754,7 @@ class CircuitRecord(google.protobuf.message.Message):
     SINCE_MS_FIELD_NUMBER: builtins.int
     PROBE_MS_FIELD_NUMBER: builtins.int
     OPENINGS_FIELD_NUMBER: builtins.int
-    PROBES_FIELD_NUMBER: builtins.int
+    PROBE_FIELD_NUMBER: builtins.int
     PROBES_PASSED_FIELD_NUMBER: builtins.int
     REASON_FIELD_NUMBER: builtins.int
     WHO_FIELD_NUMBER: builtins.int
@@ -746,10 +769,10 @@ class CircuitRecord(google.protobuf.message.Message):
     probes_passed: builtins.int
     reason: builtins.str
     who: builtins.str
-    """Who opened or reset it: a coordinator, or the caller of ResetCircuit."""
+    """The coordinator that opened it."""
     @property
-    def probes(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
-        """Jobs that probe it, and how the probes ended."""
+    def probe(self) -> global___ProbeRecord:
+        """What probes it now, and how many probes in a row succeeded."""
 
     def __init__(
         self,
@@ -759,11 +782,12 @@ class CircuitRecord(google.protobuf.message.Message):
         since_ms: builtins.int = ...,
         probe_ms: builtins.int = ...,
         openings: builtins.int = ...,
-        probes: collections.abc.Iterable[builtins.str] | None = ...,
+        probe: global___ProbeRecord | None = ...,
         probes_passed: builtins.int = ...,
         reason: builtins.str = ...,
         who: builtins.str = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["format", b"format", "openings", b"openings", "probe_ms", b"probe_ms", "probes", b"probes", "probes_passed", b"probes_passed", "reason", b"reason", "since_ms", b"since_ms", "state", b"state", "who", b"who"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["probe", b"probe"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["format", b"format", "openings", b"openings", "probe", b"probe", "probe_ms", b"probe_ms", "probes_passed", b"probes_passed", "reason", b"reason", "since_ms", b"since_ms", "state", b"state", "who", b"who"]) -> None: ...
 
 global___CircuitRecord = CircuitRecord
