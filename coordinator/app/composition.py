@@ -23,9 +23,13 @@ from coordinator.rpc.methods import SERVICES
 from coordinator.rpc.worker_servicer import WorkerServicer, WorkerUseCases
 from coordinator.services.abandoned import Abandoned
 from coordinator.services.arrivals import Arrivals
+from coordinator.services.claim_by_id import ClaimById, ClaimByIdConfig
+from coordinator.services.claiming import Delivery
+from coordinator.services.contention import Contention, ContentionConfig
 from coordinator.services.dispatch import Dispatch, DispatchConfig
 from coordinator.services.index import Index, IndexConfig
 from coordinator.services.job_changes import JobChanges
+from coordinator.services.job_lines import JobLines
 from coordinator.services.late_calls import LateCalls
 from coordinator.services.queries import Queries
 from coordinator.services.redelivery import Redelivery
@@ -57,14 +61,31 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
     holders = recovery.holders
     limits = call_limits(settings)
     late = LateCalls(store.jobs, notices, metrics, clock)
-    waiters = Waiters()
+    waiters, lines = Waiters(), JobLines()
     arrivals = Arrivals(
-        waiters, own_id=base.own_id, members=store.membership.dispatchers, preferred=preferred
+        waiters, lines, own_id=base.own_id, members=store.membership.dispatchers, preferred=preferred
     )
     index = Index(store.jobs, store.sessions, holders, clock, IndexConfig(), arrived=arrivals.arrived)
     base.changes.bind(index)
-    base.commits.bind((index, recovery.due))
     abandoned = Abandoned(store.jobs, clock, arrived=arrivals.arrived)
+    redelivery = Redelivery(store.jobs, store.sessions)
+    delivery = Delivery(store.jobs, redelivery, abandoned, clock, timeout=DispatchConfig().commit_timeout)
+    by_id = ClaimById(
+        store.jobs,
+        store.namespaces,
+        store.present,
+        index,
+        holders,
+        lines,
+        Contention(clock, ContentionConfig(), has_line=lambda one: lines.has(one.namespace, one.name)),
+        delivery,
+        redelivery,
+        abandoned,
+        clock,
+        ClaimByIdConfig(),
+        expired=lambda namespace, job_id: recovery.due_loop.wake(),
+    )
+    base.commits.bind((index, recovery.due, by_id))
     take_away = TakeAwayPass(store.jobs, clock, entropy, again=holders.report_again)
     dispatch = Dispatch(
         store.jobs,
@@ -76,7 +97,9 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
         waiters,
         arrivals,
         abandoned,
-        Redelivery(store.jobs, store.sessions),
+        redelivery,
+        delivery,
+        by_id,
         clock,
         entropy,
         DispatchConfig(),

@@ -27,6 +27,7 @@ from coordinator.services.api import (
     Settle,
     Settled,
 )
+from coordinator.services.claim_by_id import OneClaim
 from leasekeeper.v1 import worker_service_pb2 as pb
 
 __all__ = ["DispatchPort", "SessionsPort", "SettlementPort", "WorkerServicer", "WorkerUseCases"]
@@ -51,17 +52,7 @@ class DispatchPort(Protocol):
     async def claim_jobs(self, namespace: str, query: ClaimQuery, deadline: float) -> list[ClaimedJob]:
         """Claim what waits."""
 
-    async def claim_job(
-        self,
-        namespace: str,
-        *,
-        session_id: str,
-        request_id: str,
-        job_id: str,
-        wait_ms: int,
-        repeat: bool,
-        deadline: float,
-    ) -> ClaimedJob:
+    async def claim_job(self, namespace: str, wanted: OneClaim, deadline: float) -> ClaimedJob:
         """Claim one job by its id."""
 
 
@@ -137,15 +128,14 @@ class WorkerServicer:
     async def claim_job(self, request: pb.ClaimJobRequest, deadline: float) -> pb.ClaimJobResponse:
         """ClaimJob."""
         validation.check_claim(request, self._limits)
-        claimed = await self._dispatch.claim_job(
-            namespace_of(request.namespace),
+        wanted = OneClaim(
             session_id=request.session_id,
             request_id=request.request_id,
             job_id=request.job_id,
             wait_ms=self._wait_ms(request.wait, deadline),
             repeat=request.repeat,
-            deadline=deadline,
         )
+        claimed = await self._dispatch.claim_job(namespace_of(request.namespace), wanted, deadline)
         return pb.ClaimJobResponse(claim=convert.claim_message(claimed))
 
     async def complete_job(self, request: pb.CompleteJobRequest, deadline: float) -> pb.CompleteJobResponse:

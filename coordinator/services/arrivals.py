@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from coordinator.services.job_lines import JobLines
 from coordinator.services.waiters import Pair, Waiters
 
 __all__ = ["Arrivals"]
@@ -18,6 +19,8 @@ class Arrivals:
     same moment. The preference only saves failed compares: after ``steal_delay`` anybody may take it.
 
     Args:
+        waiters: who waits for a type.
+        lines: who waits for one job by its id.
         members: the ids of the coordinators that are alive.
         preferred: (job id, members) → the preferred member.
         steal_delay: seconds.
@@ -26,6 +29,7 @@ class Arrivals:
     def __init__(
         self,
         waiters: Waiters,
+        lines: JobLines,
         *,
         own_id: str,
         members: Callable[[], Sequence[str]],
@@ -33,6 +37,7 @@ class Arrivals:
         steal_delay: float = 0.01,
     ) -> None:
         self._waiters = waiters
+        self._lines = lines
         self._own_id = own_id
         self._members = members
         self._preferred = preferred
@@ -50,9 +55,12 @@ class Arrivals:
 
     def arrived(self, pair: Pair, job_id: str) -> None:
         """A job waits in the window of ``pair``."""
-        waiters = self._waiters
-        if waiters.has_job_waiters:
-            waiters.wake_for_job(pair[0], job_id)
+        waiters, lines = self._waiters, self._lines
+        if lines and lines.has(pair[0], job_id):
+            if self.is_ours(job_id):
+                lines.arrived(pair[0], job_id)
+            else:
+                asyncio.get_running_loop().call_later(self.steal_delay, lines.arrived, pair[0], job_id)
         if not waiters.waiting_for(pair):
             return
         if self.is_ours(job_id):

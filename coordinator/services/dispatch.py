@@ -1,4 +1,4 @@
-"""Hands waiting jobs to sessions: long polls by queue and type, and claims by id.
+"""Hands waiting jobs to sessions: long polls by queue and type.
 
 The index proposes, the Txn decides. A proposal that loses costs one failed nested compare. Nothing is
 handed out that was not committed, and what was committed but cannot be delivered is given back at once,
@@ -8,33 +8,35 @@ uncharged.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from coordinator import failpoints
 from coordinator.core.commands import ClaimIt
-from coordinator.core.job import Claim, Job
-from coordinator.core.machine import Decision, Refusal, decide
+from coordinator.core.machine import Decision, decide
 from coordinator.errors import LeasekeeperError, Reason, RequestError, StorageError
 from coordinator.ports import (
     Clock,
-    Commit,
     Entropy,
     JobStore,
     NamespaceFeeds,
     Operation,
     Present,
     SessionStore,
-    Snapshot,
-    Spec,
-    Stored,
 )
 from coordinator.services.abandoned import Abandoned
 from coordinator.services.api import ClaimedJob, ClaimQuery
 from coordinator.services.arrivals import Arrivals
-from coordinator.services.commits import commit_each, operation_of
+from coordinator.services.claim_by_id import ClaimById, OneClaim
+from coordinator.services.claiming import (
+    Delivery,
+    claim_for,
+    claim_operation,
+    session_full,
+    session_not_found,
+)
+from coordinator.services.commits import commit_each
 from coordinator.services.digests import claim_nonce
 from coordinator.services.fencing import check_present
 from coordinator.services.holders import Holders
@@ -45,8 +47,6 @@ from coordinator.services.waiters import Pair, Waiter, Waiters
 from coordinator.services.window import Entry, Window, job_bytes
 
 __all__ = ["Dispatch", "DispatchConfig"]
-
-_log = logging.getLogger(__name__)
 
 _ROUNDS: Final = 1_000
 """Rounds of one call at most; each ends in a commit or a wait, so this is never met in practice."""
@@ -61,7 +61,6 @@ class DispatchConfig:
     checkpoint_reserve: int = 256 * 1024
     commit_timeout: float = 5.0
     candidates: int = 4
-    job_poll: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +89,8 @@ class Dispatch:
         arrivals: Arrivals,
         abandoned: Abandoned,
         redelivery: Redelivery,
+        delivery: Delivery,
+        by_id: ClaimById,
         clock: Clock,
         entropy: Entropy,
         config: DispatchConfig,
@@ -106,6 +107,8 @@ class Dispatch:
         self._arrivals = arrivals
         self._abandoned = abandoned
         self._redelivery = redelivery
+        self._delivery = delivery
+        self._by_id = by_id
         self._clock = clock
         self._entropy = entropy
         self._config = config
@@ -116,12 +119,13 @@ class Dispatch:
     def drain(self) -> None:
         """Answer every long poll with nothing and refuse new ones."""
         self._draining = True
+        self._by_id.drain()
         self._waiters.wake_all()
 
     @property
     def waiting(self) -> int:
         """Long polls under way."""
-        return len(self._waiters)
+        return len(self._waiters) + self._by_id.waiting
 
     async def claim_jobs(self, namespace: str, query: ClaimQuery, deadline: float) -> list[ClaimedJob]:
         """Up to ``query.max_jobs`` jobs; waits for the first, at most ``query.wait_ms``.
@@ -181,53 +185,9 @@ class Dispatch:
             if self._waiters.waiting_for(pair) and self._index.window(pair):
                 self._waiters.wake_one(pair)
 
-    async def claim_job(
-        self,
-        namespace: str,
-        *,
-        session_id: str,
-        request_id: str,
-        job_id: str,
-        wait_ms: int,
-        repeat: bool,
-        deadline: float,
-    ) -> ClaimedJob:
-        """One job by its id; waits up to ``wait_ms`` while it is held or not due.
-
-        Raises:
-            RequestError: JOB_NOT_FOUND, JOB_TERMINAL, NOT_CLAIMABLE, CLAIM_HELD, and those of ``claim_jobs``.
-        """
-        await self._admit(namespace, deadline)
-        nonce = claim_nonce(session_id, request_id)
-        until = min(deadline, self._clock.monotonic() + wait_ms / 1000)
-        place = self._waiters.number()
-        for _ in range(_ROUNDS):
-            try:
-                found = await self._jobs.read(
-                    namespace, job_id, deadline=deadline, spec=True, checkpoint=True
-                )
-            except StorageError as error:
-                raise refused(error) from error
-            if found.stored is None:
-                raise RequestError(Reason.JOB_NOT_FOUND, "there is no such job", metadata={"job_id": job_id})
-            held = found.claim
-            if held is not None and held.session == session_id and held.nonce == nonce:
-                kept = await self._redelivery.keep([found], deadline)
-                if kept:
-                    return kept[0]
-                continue
-            refusal = await self._try_one(namespace, session_id, nonce, found.stored, held, deadline)
-            if isinstance(refusal, ClaimedJob):
-                return refusal
-            left = until - self._clock.monotonic()
-            if refusal is not None and (left <= 0 or self._draining or refusal.reason is Reason.JOB_TERMINAL):
-                raise refusal
-            if refusal is not None:
-                # A job on another coordinator, or one that waits for its time, wakes nobody here: look
-                # again as well.
-                waiter = self._waiters.add_for_job(place, namespace, job_id)
-                await self._wait(waiter, min(left, self._config.job_poll))
-        raise RequestError(Reason.TOO_MANY_REQUESTS, "the job changes hands too fast", retry_after_ms=100)
+    async def claim_job(self, namespace: str, wanted: OneClaim, deadline: float) -> ClaimedJob:
+        """One job by its id. See ``ClaimById.claim``."""
+        return await self._by_id.claim(namespace, wanted, deadline)
 
     # -- one round
 
@@ -236,11 +196,7 @@ class Dispatch:
     ) -> list[_Proposal]:
         room = self._config.session_keys - self._holders.held_by(namespace, query.session_id)
         if room <= 0:
-            raise RequestError(
-                Reason.SESSION_FULL,
-                f"the session holds {self._config.session_keys} keys already; open another",
-                metadata={"limit": str(self._config.session_keys)},
-            )
+            raise session_full(self._config.session_keys)
         now, now_ms = self._clock.monotonic(), self._clock.now_ms()
         commit_by = min(deadline, now + self._config.commit_timeout)
         proposals: list[_Proposal] = []
@@ -251,13 +207,14 @@ class Dispatch:
             if proposals and size > self._config.reply_bytes:
                 break
             window.take(entry)
-            claim = _claim(job, query.session_id, nonce, now_ms)
+            claim = claim_for(job, query.session_id, nonce, now_ms)
             outcome = decide(job, None, ClaimIt(claim=claim), now_ms)
             if not isinstance(outcome, Decision):
                 window.drop(entry)
                 self._expired(namespace, job.job_id)
                 continue
-            proposals.append(_Proposal(window, entry, _operation(entry, outcome, claim, commit_by)))
+            operation = claim_operation(entry.stored, outcome, claim, commit_by, want_spec=entry.spec is None)
+            proposals.append(_Proposal(window, entry, operation))
         return proposals
 
     def _candidates(self, pairs: tuple[Pair, ...], wanted: int, now: float) -> list[tuple[Window, Entry]]:
@@ -309,18 +266,18 @@ class Dispatch:
                 failure = refused(result)
             elif result.won:
                 spec = entry.spec or result.spec
-                won = await self._deliver(namespace, result.stored, result.claim, spec, result)
+                won = await self._delivery.deliver(namespace, result.stored, result.claim, spec, result)
                 if won is not None:
                     claimed.append(won)
             elif result.session_gone:
                 proposal.window.give_back(entry)
-                failure = _session_not_found(session_id)
+                failure = session_not_found(session_id)
             elif result.claim is not None and (result.claim.session, result.claim.nonce) == (
                 session_id,
                 nonce,
             ):
                 proposal.window.drop(entry)
-                won = await self._deliver(namespace, result.stored, result.claim, None, result)
+                won = await self._delivery.deliver(namespace, result.stored, result.claim, None, result)
                 if won is not None:
                     claimed.append(won)
             else:
@@ -329,66 +286,6 @@ class Dispatch:
         if not claimed and failure is not None:
             raise failure
         return claimed
-
-    async def _deliver(
-        self, namespace: str, stored: Stored | None, claim: Claim | None, spec: Spec | None, commit: Commit
-    ) -> ClaimedJob | None:
-        assert stored is not None, "a claim leaves a record"
-        assert claim is not None, "a claim leaves a claim"
-        if spec is not None and not commit.resent:
-            return ClaimedJob(stored=stored, claim=claim, spec=spec, checkpoint=commit.checkpoint)
-        kept: list[ClaimedJob] = []
-        try:
-            deadline = self._clock.monotonic() + self._config.commit_timeout
-            found = await self._jobs.read(
-                namespace, stored.job.job_id, deadline=deadline, spec=True, checkpoint=True
-            )
-            if found.claim is not None and found.claim.token == claim.token:
-                # Not won by this very call: another call of the same request may be gone, and its claim
-                # on its way back.
-                kept = [_delivered(found)] if commit.won else await self._redelivery.keep([found], deadline)
-        except LeasekeeperError as error:
-            _log.warning(
-                "a claimed job could not be read and goes back: %s", error, extra={"job": stored.job.job_id}
-            )
-        if kept:
-            return kept[0]
-        self._abandoned.release(stored, claim)
-        return None
-
-    async def _try_one(
-        self,
-        namespace: str,
-        session_id: str,
-        nonce: bytes,
-        stored: Stored,
-        held: Claim | None,
-        deadline: float,
-    ) -> ClaimedJob | RequestError | None:
-        """Claim this very job: the claim, why not, or None for «look again»."""
-        job, now_ms = stored.job, self._clock.now_ms()
-        claim = _claim(job, session_id, nonce, now_ms)
-        outcome = decide(job, held, ClaimIt(claim=claim), now_ms)
-        if isinstance(outcome, Refusal):
-            metadata = dict(outcome.metadata)
-            retry_ms: int | None = None
-            if outcome.reason is Reason.CLAIM_HELD:
-                metadata["token"] = str(held.token) if held is not None else "0"
-                retry_ms = 50
-            elif outcome.reason is Reason.NOT_CLAIMABLE:
-                retry_ms = max(1, job.ready_ms - now_ms)
-            return RequestError(outcome.reason, outcome.message, metadata=metadata, retry_after_ms=retry_ms)
-        if not isinstance(outcome, Decision):
-            self._expired(namespace, job.job_id)
-            return RequestError(
-                Reason.NOT_CLAIMABLE, "its time in the queue is over", metadata={"job_id": job.job_id}
-            )
-        window = self._index.window((namespace, job.terms.queue, job.terms.type)) or Window(1, complete=True)
-        entry = Entry(stored, None, 0.0)
-        commit_by = min(deadline, self._clock.monotonic() + self._config.commit_timeout)
-        proposal = _Proposal(window, entry, _operation(entry, outcome, claim, commit_by))
-        claimed = await self._commit(namespace, session_id, nonce, [proposal])
-        return claimed[0] if claimed else None
 
     # -- around it
 
@@ -404,7 +301,7 @@ class Dispatch:
         except StorageError as error:
             raise refused(error) from error
         if session is None:
-            raise _session_not_found(session_id)
+            raise session_not_found(session_id)
 
     async def _wait(self, waiter: Waiter, seconds: float) -> bool:
         """Whether it was woken in time; woken and timed out in one turn of the loop, it was woken."""
@@ -416,44 +313,3 @@ class Dispatch:
         finally:
             self._waiters.remove(waiter)
         return True
-
-
-def _claim(job: Job, session_id: str, nonce: bytes, now_ms: int) -> Claim:
-    terms = job.terms
-    run = terms.run_timeout_ms
-    if terms.total_timeout_ms:
-        left = max(1, terms.submit_ms + terms.total_timeout_ms - now_ms)
-        run = min(run, left) if run else left
-    return Claim(
-        session=session_id,
-        attempt=job.attempt + 1,
-        nonce=nonce,
-        start_ms=now_ms,
-        queue=terms.queue,
-        type=terms.type,
-        run_timeout_ms=run,
-        heartbeat_timeout_ms=terms.heartbeat_timeout_ms,
-    )
-
-
-def _operation(entry: Entry, decision: Decision, claim: Claim, commit_by: float) -> Operation:
-    return operation_of(
-        entry.stored,
-        decision,
-        commit_by,
-        claim=claim,
-        want_spec=entry.spec is None,
-        want_checkpoint=entry.stored.job.attempt > 0,
-    )
-
-
-def _delivered(found: Snapshot) -> ClaimedJob:
-    if found.stored is None or found.claim is None or found.spec is None:
-        raise RequestError(Reason.INTERNAL, "a claimed job has no record or no spec")
-    return ClaimedJob(stored=found.stored, claim=found.claim, spec=found.spec, checkpoint=found.checkpoint)
-
-
-def _session_not_found(session_id: str) -> RequestError:
-    return RequestError(
-        Reason.SESSION_NOT_FOUND, "the session has ended, or never was", metadata={"session_id": session_id}
-    )

@@ -101,6 +101,11 @@ class Holders:
         held = self._held.get((namespace, job_id))
         return None if held is None or held.stored is None else (held.stored, held.claim)
 
+    def claim(self, namespace: str, job_id: str) -> Claim | None:
+        """The claim that seems to stand."""
+        held = self._held.get((namespace, job_id))
+        return held.claim if held is not None else None
+
     def forget(self, namespace: str, job_id: str) -> None:
         """What is remembered of its record is outdated; the claim stays known."""
         held = self._held.get((namespace, job_id))

@@ -14,9 +14,13 @@ from coordinator.reconciler.take_away import TakeAwayPass
 from coordinator.services.abandoned import Abandoned
 from coordinator.services.api import ClaimedJob, ClaimQuery
 from coordinator.services.arrivals import Arrivals
+from coordinator.services.claim_by_id import ClaimById, ClaimByIdConfig, OneClaim
+from coordinator.services.claiming import Delivery
+from coordinator.services.contention import Contention, ContentionConfig
 from coordinator.services.dispatch import Dispatch, DispatchConfig
 from coordinator.services.holders import Holders, Suspect
 from coordinator.services.index import Index, IndexConfig
+from coordinator.services.job_lines import JobLines
 from coordinator.services.late_calls import LateCalls
 from coordinator.services.redelivery import Redelivery
 from coordinator.services.sessions import SessionConfig, Sessions
@@ -43,6 +47,7 @@ class Coordinator:
     members: list[str] = field(default_factory=lambda: ["c1"])
     config: DispatchConfig = field(default_factory=DispatchConfig)
     index_config: IndexConfig = field(default_factory=IndexConfig)
+    contention_config: ContentionConfig = field(default_factory=ContentionConfig)
     suspects: list[Suspect] = field(default_factory=list)
     expired: list[tuple[str, str]] = field(default_factory=list)
 
@@ -52,10 +57,11 @@ class Coordinator:
         self.notices, self.meters = RecordedNotices(), RecordedMeters()
         self.holders = Holders(self.suspects.append, notices=self.notices)
         self.late_calls = LateCalls(self.jobs, self.notices, self.meters, self.clock)
-        self.waiters = Waiters()
+        self.waiters, self.lines = Waiters(), JobLines()
         self.present = FixedPresent(self.etcd)
         self.arrivals = Arrivals(
             self.waiters,
+            self.lines,
             own_id=self.own_id,
             members=lambda: self.members,
             preferred=lambda job_id, members: members[sum(job_id.encode()) % len(members)],
@@ -69,6 +75,26 @@ class Coordinator:
             arrived=self.arrivals.arrived,
         )
         self.abandoned = Abandoned(self.jobs, self.clock, arrived=self.arrivals.arrived)
+        redelivery = Redelivery(self.jobs, self.session_store)
+        delivery = Delivery(self.jobs, redelivery, self.abandoned, self.clock, timeout=5.0)
+        self.contention = Contention(
+            self.clock, self.contention_config, has_line=lambda one: self.lines.has(one.namespace, one.name)
+        )
+        self.by_id = ClaimById(
+            self.jobs,
+            StillFeeds(),
+            self.present,
+            self.index,
+            self.holders,
+            self.lines,
+            self.contention,
+            delivery,
+            redelivery,
+            self.abandoned,
+            self.clock,
+            ClaimByIdConfig(),
+            expired=lambda namespace, job_id: self.expired.append((namespace, job_id)),
+        )
         self.dispatch = Dispatch(
             self.jobs,
             self.session_store,
@@ -79,7 +105,9 @@ class Coordinator:
             self.waiters,
             self.arrivals,
             self.abandoned,
-            Redelivery(self.jobs, self.session_store),
+            redelivery,
+            delivery,
+            self.by_id,
             self.clock,
             SteadyEntropy(),
             self.config,
@@ -100,7 +128,7 @@ class Coordinator:
 
     async def start(self) -> None:
         """List and listen."""
-        self.etcd.observers.append(self.index)
+        self.etcd.observers.extend((self.index, self.by_id))
         await self.etcd.listen(self.index, NS)
 
     async def submit(self, *names: str, **terms: object) -> list[Stored]:
@@ -124,18 +152,19 @@ class Coordinator:
         return await self.dispatch.claim_jobs(NS, query, FAR)
 
     async def claim_one(
-        self, job_id: str, *, wait_ms: int = 0, request: str = "r1", session: str = S
+        self,
+        job_id: str,
+        *,
+        wait_ms: int = 0,
+        request: str = "r1",
+        session: str = S,
+        repeat: bool = False,
     ) -> ClaimedJob:
         """Claim by id."""
-        return await self.dispatch.claim_job(
-            NS,
-            session_id=session,
-            request_id=request,
-            job_id=job_id,
-            wait_ms=wait_ms,
-            repeat=False,
-            deadline=FAR,
+        wanted = OneClaim(
+            session_id=session, request_id=request, job_id=job_id, wait_ms=wait_ms, repeat=repeat
         )
+        return await self.dispatch.claim_job(NS, wanted, FAR)
 
 
 def ids(claimed: Sequence[ClaimedJob]) -> list[str]:
