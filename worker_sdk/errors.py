@@ -176,7 +176,7 @@ class SessionFull(PreconditionFailed):
 
 
 class CircuitOpen(PreconditionFailed):
-    """Jobs of this queue and type fail or kill their holders, and wait; `retry_after` says how long at least."""
+    """Jobs of this queue and type fail or kill their holders, and wait for at least `retry_after`."""
 
 
 class ClaimLost(RequestError):
