@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -58,6 +60,7 @@ async def test_grpcurl_shows_the_details_of_an_error(api: Api, grpcurl: str) -> 
     [
         "leasekeeper.v1.JobService",
         "leasekeeper.v1.WorkerService",
+        "leasekeeper.v1.AdminService",
         "grpc.health.v1.Health",
         "leasekeeper.v1.Job",
     ],
@@ -67,6 +70,18 @@ async def test_every_service_and_message_describes_itself(api: Api, grpcurl: str
 
     assert (0, "") == (described.returncode, described.stderr)
     assert symbol.rpartition(".")[2] in described.stdout
+
+
+async def test_an_operator_needs_no_more_than_the_line_of_the_example(api: Api, grpcurl: str) -> None:
+    """The line of examples/grpcurl/README.md, with this coordinator's address."""
+    text = (ROOT / "examples" / "grpcurl" / "README.md").read_text()
+    [line] = [line.strip() for line in text.splitlines() if "RunReconcile" in line]
+    _, *words = shlex.split(line.replace("127.0.0.1:7420", api.address))
+
+    answer = await run(grpcurl, *words)
+
+    assert (0, "") == (answer.returncode, answer.stderr)
+    assert {"lost", "due"} <= {one["pass"] for one in json.loads(answer.stdout)["passes"]}
 
 
 async def test_health_answers_without_protos(api: Api, grpcurl: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -252,3 +253,15 @@ def test_a_wrong_command_line_asks_nobody(
     assert says in result.stderr
     assert "secret" not in result.output
     assert [] == bench.admin.asked
+
+
+def test_the_document_names_the_flags_and_exit_codes_that_there_are() -> None:
+    """Of docs/reconciler.md, the section on runs by hand."""
+    text = (Path(__file__).resolve().parents[3] / "docs" / "reconciler.md").read_text()
+    by_hand = text.partition("## Run it by hand")[2].partition("\n## ")[0]
+    help_text = CliRunner().invoke(commands_entry, ["reconcile", "--help"], env={"COLUMNS": "200"}).output
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", by_hand))
+
+    assert {"--dry-run", "--pass", "--json", "--token-file"} <= named
+    assert [] == sorted(flag for flag in named if flag not in help_text)
+    assert ["0", "1", "2", "3"] == re.findall(r"^\| (\d) \|", by_hand, re.MULTILINE)
