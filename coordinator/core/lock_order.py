@@ -1,9 +1,9 @@
 """Who owns a named lock: a pure function of its entries, in the order in which etcd created them.
 
 An entry owns iff every earlier entry has its mode and permits, and fewer than its permits are earlier
-(exclusive 1, shared without bound). So a deletion can only add owners: nobody who owns is displaced when another
-leaves, readers that come behind a waiting writer wait, and nobody starves. A semaphore's entry behind one with
-another number of permits is a contradiction between callers, and is removed with PERMITS_MISMATCH.
+(exclusive 1, shared without bound). So a deletion can only add owners: nobody who owns is displaced by it,
+readers that come behind a waiting writer wait, and nobody starves. A semaphore's entry behind one of other
+permits is a contradiction between callers, and is removed with PERMITS_MISMATCH.
 """
 
 from __future__ import annotations
