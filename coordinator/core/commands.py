@@ -91,9 +91,14 @@ Settlement = Complete | Fail | Release
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cancel:
-    """Cancel a waiting job, or ask a running one to stop."""
+    """Cancel a waiting job, or ask a running one to stop.
+
+    ``token`` is the running one's claim as read, 0 if it is not known: the record is written again, so that
+    its revision does not tell it any more.
+    """
 
     reason: str = ""
+    token: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,10 +106,11 @@ class Lose:
     """The claim key is gone though the record says RUNNING: the holder's lease has ended.
 
     ``token`` is the lost claim's, as far as it is known (mod revision of the state that the claim wrote),
-    else 0.
+    else 0. ``delay_ms``: where many are lost together they come back one after the other.
     """
 
     token: int = 0
+    delay_ms: int = 0
 
 
 class Taken(IntEnum):
@@ -147,7 +153,12 @@ class Delete:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Repair:
-    """Write the record again as it is, so that every key that follows from it is right."""
+    """Write the record again as it is, so that every key that follows from it is right.
+
+    ``token`` is the claim's as read, 0 if there is none; see ``Cancel``.
+    """
+
+    token: int = 0
 
 
 Command = (

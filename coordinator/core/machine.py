@@ -41,6 +41,7 @@ class Guard(Enum):
     HELD = "claim created at the token, state as read"
     UNHELD = "claim absent, state as read"
     STATE = "state as read"
+    SEEN = "state and claim as read"
 
 
 @quick
@@ -107,18 +108,20 @@ def _table() -> dict[tuple[JobState, type], Row]:
             rules.release, Guard.HELD, _S.SCHEDULED, _S.PENDING, _S.CANCELLED, _S.QUARANTINED
         ),
         (_S.RUNNING, c.Cancel): _row(rules.request_cancel, Guard.STATE, _S.RUNNING),
-        (_S.RUNNING, c.Lose): _row(rules.lose, Guard.UNHELD, _S.PENDING, _S.CANCELLED, _S.QUARANTINED),
+        (_S.RUNNING, c.Lose): _row(
+            rules.lose, Guard.UNHELD, _S.SCHEDULED, _S.PENDING, _S.CANCELLED, _S.QUARANTINED
+        ),
         (_S.RUNNING, c.TakeAway): _row(
             rules.take_away, Guard.HELD, _S.SCHEDULED, _S.DEAD, _S.CANCELLED, _S.QUARANTINED
         ),
         (_S.SCHEDULED, c.FallDue): _row(rules.fall_due, Guard.STATE, _S.PENDING, _S.DEAD),
         (_S.PENDING, c.FallDue): _row(rules.fall_due, Guard.STATE, _S.DEAD),
-        (_S.RUNNING, c.Repair): _row(rules.repair, Guard.STATE, _S.RUNNING),
+        (_S.RUNNING, c.Repair): _row(rules.repair, Guard.SEEN, _S.RUNNING),
     }
     for state in _ALIVE:
         table[state, c.Cancel] = _row(rules.cancel, Guard.STATE, _S.CANCELLED)
         table[state, c.Update] = _row(rules.update, Guard.STATE, _S.SCHEDULED, _S.PENDING)
-        table[state, c.Repair] = _row(rules.repair, Guard.STATE, state)
+        table[state, c.Repair] = _row(rules.repair, Guard.SEEN, state)
     for state in TERMINAL:
         table[state, c.Delete] = _row(rules.delete, Guard.STATE, None)
     return table

@@ -135,19 +135,20 @@ def request_cancel(job: Job, command: c.Cancel, now_ms: int) -> Job:
     """A running job is asked to stop; asking again changes nothing."""
     if job.cancel_requested:
         return job
-    return changed(job, cancel_requested=True, cancel_reason=command.reason)
+    return changed(_held_under(job, command.token), cancel_requested=True, cancel_reason=command.reason)
 
 
 def lose(job: Job, command: c.Lose, now_ms: int) -> Job:
-    """Its holder died: claimable again at once, or QUARANTINED."""
+    """Its holder died: claimable again, or QUARANTINED."""
     losses = job.lease_losses + 1
     if job.cancel_requested:
         after = _cancelled(changed(job, lease_losses=losses), now_ms)
     elif losses > job.terms.retry.max_lease_losses:
         after = _quarantined(changed(job, lease_losses=losses), now_ms)
     else:
-        after = _wait(changed(job, lease_losses=losses), now_ms, 0)
-    return _end_attempt(after, now_ms, AttemptOutcome.LOST, token=command.token)
+        after = _wait(changed(job, lease_losses=losses), now_ms, command.delay_ms)
+    known = job.current.token if job.current is not None else 0
+    return _end_attempt(after, now_ms, AttemptOutcome.LOST, token=known or command.token)
 
 
 def take_away(job: Job, command: c.TakeAway, now_ms: int) -> Job:
@@ -215,7 +216,7 @@ def update(job: Job, command: c.Update, now_ms: int) -> Job:
 
 def repair(job: Job, command: c.Repair, now_ms: int) -> Job:
     """The same record as a new object: it is to be written again."""
-    return changed(job)
+    return changed(_held_under(job, command.token))
 
 
 def delete(job: Job, command: c.Delete, now_ms: int) -> None:
@@ -240,6 +241,14 @@ def _expired(job: Job, now_ms: int) -> bool:
     return bool(
         job.state is _PENDING and terms.queue_timeout_ms and now_ms >= job.ready_ms + terms.queue_timeout_ms
     )
+
+
+def _held_under(job: Job, token: int) -> Job:
+    """``job`` with the token of its claim, which its revision tells only until it is written again."""
+    current = job.current
+    if current is None or current.token or not token:
+        return job
+    return changed(job, attempts=(*job.attempts[:-1], changed(current, token=token)))
 
 
 def _wait(job: Job, now_ms: int, delay: int) -> Job:

@@ -123,7 +123,7 @@ def _attempt_by_hand(attempt: Attempt) -> bytes:
         varint(attempt.outcome),
     )
     if attempt.outcome is _RUNNING:
-        return head
+        return b"%b\x10%b" % (head, varint(attempt.token)) if attempt.token else head
     if attempt.failure_type or attempt.failure_message:
         return _attempt_record(attempt).SerializeToString()
     digest = attempt.digest
@@ -180,7 +180,11 @@ def _by_protobuf(job: Job) -> bytes:
 def _attempt_record(attempt: Attempt) -> AttemptRecord:
     if attempt.outcome is _RUNNING:
         return AttemptRecord(
-            number=attempt.number, session=attempt.session, start_ms=attempt.start_ms, outcome=attempt.outcome
+            number=attempt.number,
+            token=attempt.token,
+            session=attempt.session,
+            start_ms=attempt.start_ms,
+            outcome=attempt.outcome,
         )
     record = AttemptRecord(
         number=attempt.number,

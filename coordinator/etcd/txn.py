@@ -54,6 +54,7 @@ _new: Final = tuple.__new__
 _IF_ABSENT: Final = Guard.ABSENT
 _IF_HELD: Final = Guard.HELD
 _IF_READY: Final = Guard.READY
+_IF_SEEN: Final = Guard.SEEN
 _IF_STATE: Final = Guard.STATE
 _IF_UNHELD: Final = Guard.UNHELD
 
@@ -222,6 +223,9 @@ class TxnCodec:
             return [wire.create_eq(claim_key, 0), unchanged], elses
         if guard is _IF_STATE:
             return [unchanged], elses
+        if guard is _IF_SEEN:
+            created = split_token(operation.token).revision if operation.token else 0
+            return [wire.create_eq(claim_key, created), unchanged], elses
         claim = operation.claim
         if claim is None:
             raise ValueError("a claim operation carries its claim")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from coordinator import failpoints
 from coordinator.core.commands import Cancel, Command, Delete, Update
@@ -126,7 +126,10 @@ class JobChanges:
         """
         if stored is None:
             raise not_found(change.job_id)
-        outcome = decide(stored.job, claim, change.command, self._clock.now_ms())
+        command = change.command
+        if isinstance(command, Cancel) and claim is not None:
+            command = replace(command, token=claim.token)
+        outcome = decide(stored.job, claim, command, self._clock.now_ms())
         if isinstance(outcome, Unchanged):
             return stored
         if change.etag and change.etag != str(stored.revision):

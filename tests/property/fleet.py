@@ -164,9 +164,9 @@ class Fleet(World):
         self._new_session()
 
     @precondition(lambda self: self._with(lambda s: s.lost))
-    @rule(pick=PICK, known=st.booleans(), stale=st.booleans())
-    def loss_is_noticed(self, pick: int, known: bool, stale: bool) -> None:
-        self._do(self._loss(self._choose(pick, lambda s: s.lost), known=known), stale=stale)
+    @rule(pick=PICK, known=st.booleans(), stale=st.booleans(), delay=st.sampled_from([0, 0, 700]))
+    def loss_is_noticed(self, pick: int, known: bool, stale: bool, delay: int) -> None:
+        self._do(self._loss(self._choose(pick, lambda s: s.lost), known=known, delay=delay), stale=stale)
 
     @precondition(lambda self: self._with(lambda s: s.held))
     @rule(pick=PICK, blind=st.booleans())

@@ -133,6 +133,8 @@ class MemoryStore:
             return as_read
         if guard is Guard.UNHELD:
             return as_read and now.claim is None
+        if guard is Guard.SEEN:
+            return as_read and now.claim == read.claim
         if guard is Guard.HELD:
             return as_read and now.claim is not None and now.claim.token == token
         assert guard is Guard.READY

@@ -179,8 +179,8 @@ class Shadow:
         self._close("taken", token, b"")
         return "done"
 
-    def lose(self, known_token: int, now: int) -> str:
-        """Somebody reports that the holder died."""
+    def lose(self, known_token: int, now: int, delay: int) -> str:
+        """Somebody reports that the holder died; ``delay``: among many."""
         if not self.lost:
             return "unchanged"
         self.losses += 1
@@ -189,11 +189,11 @@ class Shadow:
         elif self.losses > self.order.losses:
             self._end(S.QUARANTINED)
         else:
-            self._wait(now, 0)
-        self._close("lost", known_token, b"")
+            self._wait(now, delay)
+        self._close("lost", self.runs[-1].stored_token or known_token, b"")
         return "done"
 
-    def cancel(self) -> str:
+    def cancel(self, known_token: int) -> str:
         """Somebody wants it stopped."""
         if self.state is S.CANCELLED:
             return "unchanged"
@@ -205,6 +205,7 @@ class Shadow:
         if self.asked_to_stop:
             return "unchanged"
         self.asked_to_stop = True
+        self.runs[-1].stored_token = self.runs[-1].stored_token or known_token
         return "done"
 
     def fall_due(self, now: int) -> str:

@@ -203,9 +203,13 @@ class World(RuleBasedStateMachine):
             expected=lambda s: s.settle(how, token, digest, self.now, delay=delay, final=final),
         )
 
-    def _loss(self, job_id: str, *, known: bool) -> Act:
+    def _loss(self, job_id: str, *, known: bool, delay: int = 0) -> Act:
         token = self.shadows[job_id].runs[-1].token if known else 0
-        return Act(job_id=job_id, command=c.Lose(token=token), expected=lambda s: s.lose(token, self.now))
+        return Act(
+            job_id=job_id,
+            command=c.Lose(token=token, delay_ms=delay),
+            expected=lambda s: s.lose(token, self.now, delay),
+        )
 
     def _taking(self, job_id: str, why: c.Taken, hold: int) -> Act:
         token = self.shadows[job_id].runs[-1].token
@@ -216,7 +220,13 @@ class World(RuleBasedStateMachine):
         )
 
     def _cancel(self, job_id: str) -> Act:
-        return Act(job_id=job_id, command=c.Cancel(reason="enough"), expected=lambda s: s.cancel())
+        claim = self.store.claims.get(job_id)
+        token = claim.token if claim is not None else 0
+        return Act(
+            job_id=job_id,
+            command=c.Cancel(reason="enough", token=token),
+            expected=lambda s: s.cancel(token),
+        )
 
     def _expire_holder_of(self, job_id: str) -> None:
         for lost in self.store.expire(self.shadows[job_id].runs[-1].session):

@@ -305,6 +305,8 @@ class MemoryEtcd:
             return same and claim is not None and claim.token == op.token
         if op.guard is Guard.UNHELD:
             return same and claim is None
+        if op.guard is Guard.SEEN:
+            return same and (claim.token if claim is not None else 0) == op.token
         if op.guard is Guard.READY:
             assert op.claim is not None, "a claim puts its claim"
             ready = [e for w, e in self.of_slot(Slot.READY, namespace) if w.job_id == job_id]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from coordinator.core.commands import Complete
+from coordinator.core.commands import Cancel, Complete
 from coordinator.core.effects import Slot, Where
 from coordinator.core.invariants import check_job, check_keys
 from coordinator.core.job import AttemptOutcome, JobState
+from coordinator.core.machine import Decision, decide
 from coordinator.core.notice import NoticeKind
 from coordinator.core.rendezvous import preferred
 from coordinator.core.retry import RetryPolicy
@@ -16,10 +17,11 @@ from coordinator.ports import Commit, Operation
 from coordinator.reconciler.lost import RECOVERED, LostConfig, LostPass
 from coordinator.reconciler.report import Report
 from coordinator.services.api import Settle
+from coordinator.services.commits import operation_of
 from coordinator.services.holders import Suspect
 from coordinator.services.job_changes import JobChanges
 from coordinator.services.redelivery import Redelivery
-from tests.support.builders import a_job, a_session, claim_job, open_session, store_job
+from tests.support.builders import NOW_MS, a_job, a_session, claim_job, open_session, store_job
 from tests.support.fake_ports import FixedMembers
 from tests.support.memory_etcd import Fault
 from tests.unit.services.conftest import World
@@ -299,14 +301,24 @@ async def test_who_leads_sweeps_every_namespace_and_nobody_else_does(world: Worl
     assert world.stored().job.state is JobState.PENDING
 
 
-async def test_a_token_that_is_not_known_is_not_made_up(world: World) -> None:
-    """The record was written again since the claim, so its revision is not the claim's."""
-    await world.running()
-    await JobChanges(world.store, world.holders, world.clock).cancel(
-        "default", "j1", "", "me", world.deadline
-    )
+async def test_a_request_to_stop_keeps_the_token_that_its_record_no_longer_tells(world: World) -> None:
+    claimed = await world.running()
+    changes = JobChanges(world.store, world.holders, world.clock)
+    await changes.cancel("default", "j1", "stop", "me", world.deadline)
     await world.clock.advance(10.5)
     world.etcd.expire()
+    assert (await a_pass(world).run_once("default")).counts[RECOVERED] == 1
+    assert world.stored().job.attempts[-1].token == claimed.token
+
+
+async def test_a_token_that_is_not_known_is_not_made_up(world: World) -> None:
+    """The record was written again since the claim, by somebody who did not see it."""
+    await world.running()
+    before = world.stored()
+    outcome = decide(before.job, None, Cancel(reason="stop"), NOW_MS)
+    assert isinstance(outcome, Decision)
+    assert (await world.store.commit(operation_of(before, outcome, world.deadline))).won
+    await world.clock.advance(10.5)
     assert (await a_pass(world).run_once("default")).counts[RECOVERED] == 1
     assert world.stored().job.attempts[-1].token == 0
 
