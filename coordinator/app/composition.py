@@ -86,7 +86,7 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
         expired=lambda namespace, job_id: recovery.due_loop.wake(),
     )
     base.commits.bind((index, recovery.due, by_id))
-    take_away = TakeAwayPass(store.jobs, clock, entropy, again=holders.report_again)
+    take_away = TakeAwayPass(store.jobs, clock, entropy, again=holders.report_again, notices=notices)
     dispatch = Dispatch(
         store.jobs,
         store.sessions,

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from coordinator import failpoints
 from coordinator.core.commands import TakeAway, Taken
 from coordinator.core.machine import Decision, decide
+from coordinator.core.notice import NoticeKind
 from coordinator.errors import LeasekeeperError
-from coordinator.ports import Clock, Entropy, JobStore, Operation, Snapshot
+from coordinator.ports import Clock, Entropy, JobStore, Notices, Operation, Snapshot
+from coordinator.reconciler.telling import end_of, notice_of
 from coordinator.services.commits import commit_each, operation_of
 from coordinator.services.holders import Overdue
 
@@ -41,6 +43,7 @@ class TakeAwayPass:
 
     Args:
         again: called with those that could not be taken away yet, so that a later beat may report them again.
+        notices: told of each claim that was taken, and of each job that it ended.
         timeout: seconds for one batch.
     """
 
@@ -51,12 +54,14 @@ class TakeAwayPass:
         entropy: Entropy,
         *,
         again: Callable[[Sequence[Overdue]], None],
+        notices: Notices,
         timeout: float = 5.0,
     ) -> None:
         self._jobs = jobs
         self._clock = clock
         self._entropy = entropy
         self._again = again
+        self._notices = notices
         self._timeout = timeout
         self._queue: deque[Overdue] = deque()
         self._wake = asyncio.Event()
@@ -103,23 +108,34 @@ class TakeAwayPass:
         await failpoints.reached("take-away.before-commit")
         results = await commit_each(self._jobs, [operation for _, operation in pending])
         await failpoints.reached("take-away.after-commit")
-        for (one, _), result in zip(pending, results, strict=True):
+        for (one, operation), result in zip(pending, results, strict=True):
             if isinstance(result, LeasekeeperError):
                 counts.failed += 1
                 self._again([one])
             elif result.won:
                 counts.taken += 1
-                _log.info("claim taken away: %s", one.reason, extra={"job": one.job_id, "token": one.token})
+                self._tell(one, operation)
             else:
                 counts.outdated += 1
                 self._again([one])
+
+    def _tell(self, one: Overdue, operation: Operation) -> None:
+        assert operation.before is not None, "only what is there is taken away"
+        assert operation.after is not None, "the record stays"
+        before, after = operation.before.job, operation.after
+        facts = {"why": _why(one).name.lower()}
+        taken = notice_of(NoticeKind.TAKEN_AWAY, before, after, one.reason, facts=facts, token=one.token)
+        self._notices.publish(taken)
+        end = end_of(before, after)
+        if end is not None:
+            self._notices.publish(end)
 
     def _operation(self, one: Overdue, found: Snapshot, deadline: float) -> Operation | None:
         if found.stored is None or found.claim is None or found.claim.token != one.token:
             return None
         command = TakeAway(
             token=one.token,
-            why=Taken.UNDELIVERED if one.undelivered else Taken.TIMED_OUT,
+            why=_why(one),
             hold_ms=one.hold_ms,
             reason=one.reason,
             jitter_number=self._entropy.fraction(),
@@ -128,3 +144,7 @@ class TakeAwayPass:
         if not isinstance(outcome, Decision):
             return None
         return operation_of(found.stored, outcome, deadline, token=one.token)
+
+
+def _why(one: Overdue) -> Taken:
+    return Taken.UNDELIVERED if one.undelivered else Taken.TIMED_OUT

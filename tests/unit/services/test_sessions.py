@@ -9,6 +9,8 @@ import pytest
 
 from coordinator.core.effects import Slot, Where
 from coordinator.core.job import Claim, JobState
+from coordinator.core.notice import NoticeKind
+from coordinator.core.retry import RetryPolicy
 from coordinator.errors import EtcdUnavailable, OutcomeUnknown, Reason, RequestError
 from coordinator.ports import KeptAlive, Operation
 from coordinator.services.api import Authority, Beat, ClaimedJob, HeldClaim, NewSession, Verdict
@@ -115,6 +117,26 @@ async def test_a_claim_that_no_beat_mentions_goes_back_after_a_ttl_uncharged() -
     assert stored.job.state is JobState.SCHEDULED
     assert stored.job.hold_ms == 10_000, "its holder, if there is one, hears of it first"
     assert (stored.job.failures, stored.job.lease_losses, stored.job.uncharged) == (0, 0, 1)
+    [notice] = c.notices.notices
+    assert (notice.kind, notice.job_id, notice.session_id) == (NoticeKind.TAKEN_AWAY, "a", S)
+    assert (notice.state_before, notice.state_after) == (JobState.RUNNING, JobState.SCHEDULED)
+    assert (notice.token, notice.facts) == (stored.job.attempts[-1].token, {"why": "undelivered"})
+
+
+async def test_a_handler_that_stands_still_is_told_then_taken_away_and_then_its_job_is_dead() -> None:
+    c = await bench_with()
+    await c.submit("a", heartbeat_timeout_ms=5_000, retry=RetryPolicy(max_retries=0))
+    claimed = await c.claim()
+    for n in range(6):
+        await c.sessions.beat(NS, beat(n, *claimed, sent_ms=n * 1_000), FAR)
+        await c.clock.advance(1)
+    await c.take_away.run_once()
+
+    hung, taken, dead = c.notices.notices
+    assert [hung.kind, taken.kind, dead.kind] == [NoticeKind.HUNG, NoticeKind.TAKEN_AWAY, NoticeKind.DEAD]
+    assert {one.token for one in c.notices.notices} == {claimed[0].claim.token}
+    assert taken.facts == {"why": "timed_out"}
+    assert (dead.state_before, dead.state_after) == (JobState.RUNNING, JobState.DEAD)
 
 
 async def test_closing_a_session_gives_its_jobs_back_at_once_and_uncharged() -> None:

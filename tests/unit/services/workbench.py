@@ -113,7 +113,9 @@ class Coordinator:
             self.config,
             expired=lambda namespace, job_id: self.expired.append((namespace, job_id)),
         )
-        self.take_away = TakeAwayPass(self.jobs, self.clock, SteadyEntropy(), again=self.holders.report_again)
+        self.take_away = TakeAwayPass(
+            self.jobs, self.clock, SteadyEntropy(), again=self.holders.report_again, notices=self.notices
+        )
         self.sessions = Sessions(
             self.jobs,
             self.session_store,
