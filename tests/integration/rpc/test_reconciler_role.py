@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from typing import Any
 
 import grpc.aio
 from google.protobuf.duration_pb2 import Duration
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from coordinator.app import RECONCILER, running_coordinator
 from coordinator.app.composition import compose
 from coordinator.app.machine import SystemClock, SystemEntropy
-from coordinator.app.repairs_only import compose_reconciler
+from coordinator.app.parts import Parts
+from coordinator.app.repairs_only import ADMIN_SERVICE, compose_reconciler
 from coordinator.config import ReconcilerSettings, Settings
 from coordinator.core.job import Job, JobState
 from coordinator.etcd.client import EtcdConfig
@@ -134,3 +137,31 @@ async def test_sweeps_are_left_out_where_they_are_not_enabled(settings: Settings
     assert not sweeps & running["serve", False]
     assert {"lost", "due"} <= running["serve", False]
     assert sweeps <= running["reconciler", False] == running["reconciler", True]
+
+
+async def test_a_pass_in_trouble_makes_it_not_serving_and_alive(settings: Settings) -> None:
+    trouble = ""
+
+    def troubled(*args: Any, **named: Any) -> Parts:
+        return replace(compose_reconciler(*args, **named), trouble=lambda: trouble)
+
+    role = replace(RECONCILER, compose=troubled)
+    async with (
+        running_coordinator(settings, role=role) as address,
+        grpc.aio.insecure_channel(address) as channel,
+    ):
+        health = health_pb2_grpc.HealthStub(channel)
+
+        async def serving(service: str) -> bool:
+            answer = await health.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+            return bool(answer.status == health_pb2.HealthCheckResponse.SERVING)
+
+        async def not_serving(service: str) -> bool:
+            return not await serving(service)
+
+        await eventually(lambda: serving(ADMIN_SERVICE), timeout=15)
+        trouble = "pass lost failed 3 times: planned"
+        await eventually(lambda: not_serving(ADMIN_SERVICE), timeout=15)
+        assert await serving("")
+        trouble = ""
+        await eventually(lambda: serving(ADMIN_SERVICE), timeout=15)
