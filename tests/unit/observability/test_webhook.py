@@ -203,3 +203,14 @@ async def test_one_fault_of_our_own_ends_no_deliveries(caplog: pytest.LogCapture
 
     assert (webhook.delivered, webhook.dropped) == (1, 1)
     assert "ZeroDivisionError" in caplog.text
+
+
+async def test_what_was_dropped_is_told_once() -> None:
+    receiver, clock = Receiver([404]), SteppingClock()
+    webhook = a_webhook(receiver, clock)
+    async with running(webhook):
+        for number in range(4):
+            webhook.noticed(published(number))
+            await clock.advance(0)
+
+    assert [message["dropped"] for message in receiver.messages()] == [0, 1, 0, 0]
