@@ -9,18 +9,19 @@ from typing import Final
 
 from coordinator.errors import CodecError, KeyFormatError
 from coordinator.etcd.change_feed import ChangeEvent, ChangeFeed, FeedConfig, WatchRange
+from coordinator.etcd.circuit_store import decode_circuit
 from coordinator.etcd.client import EtcdClient
 from coordinator.etcd.codec import decode_session
 from coordinator.etcd.namespace_keys import NamespaceKeys
 from coordinator.etcd.own_revisions import OwnRevisions
 from coordinator.etcd.set_aside import SetAside
 from coordinator.etcd.txn import TxnCodec
-from coordinator.ports import Changes, Clock
+from coordinator.ports import Changes, CircuitChanges, Clock, StoredCircuit
 from leasekeeper.internal.etcd.v1.watch_pb2 import Event
 
 __all__ = ["KINDS", "NamespaceFeed"]
 
-KINDS: Final = ("ready", "claim", "session", "cancel")
+KINDS: Final = ("ready", "claim", "session", "cancel", "circuit")
 """What is watched of each namespace."""
 
 _LOOK_SECONDS: Final = 0.002
@@ -47,6 +48,7 @@ class NamespaceFeed:
         config: times of the watch.
         fraction: uniform in [0, 1), for jitter.
         kinds: which of ``KINDS`` are watched.
+        circuits: told of circuits; None: they are not watched.
     """
 
     def __init__(
@@ -62,9 +64,11 @@ class NamespaceFeed:
         config: FeedConfig,
         fraction: Callable[[], float],
         kinds: Collection[str] = KINDS,
+        circuits: CircuitChanges | None = None,
     ) -> None:
         self._keys = keys
         self._changes = changes
+        self._circuits = circuits
         self._codec = codec
         self._own = own
         self._set_aside = set_aside
@@ -72,11 +76,17 @@ class NamespaceFeed:
         self._held: deque[tuple[str, int, Sequence[ChangeEvent], float]] = deque()
         self._release_timer: asyncio.TimerHandle | None = None
         self._failure: asyncio.Future[None] | None = None
-        spans = (keys.all_ready(), keys.all_claims(), keys.all_sessions(), keys.all_cancels())
+        spans = (
+            keys.all_ready(),
+            keys.all_claims(),
+            keys.all_sessions(),
+            keys.all_cancels(),
+            keys.all_circuits(),
+        )
         ranges = [
             WatchRange(kind, span.start, span.end)
             for kind, span in zip(KINDS, spans, strict=True)
-            if kind in kinds
+            if kind in kinds and (kind != "circuit" or circuits is not None)
         ]
         self._feed = ChangeFeed(client, ranges, self, config, clock, fraction=fraction)
         self._deliver: dict[str, Callable[[ChangeEvent], None]] = {
@@ -84,6 +94,7 @@ class NamespaceFeed:
             "claim": self._claim_event,
             "session": self._session_event,
             "cancel": self._cancel_event,
+            "circuit": self._circuit_event,
         }
 
     @property
@@ -110,6 +121,8 @@ class NamespaceFeed:
     async def relist(self, revision: int) -> None:
         """See ``FeedHandler.relist``."""
         self._drop_held()  # the list is newer
+        if self._circuits is not None:
+            await self._circuits.relist(self.namespace, revision)
         await self._changes.relist(self.namespace, revision)
         self.ready.set()
 
@@ -197,3 +210,16 @@ class NamespaceFeed:
         if event.type == Event.PUT:
             job_id = self._keys.parse_cancel(event.kv.key)
             self._changes.cancel_put(self.namespace, job_id, event.kv.mod_revision)
+
+    def _circuit_event(self, event: ChangeEvent) -> None:
+        assert self._circuits is not None, "else it is not watched"
+        kv = event.kv
+        queue, type_ = self._keys.parse_circuit(kv.key)
+        stored = StoredCircuit()
+        if event.type == Event.PUT:
+            try:
+                stored = StoredCircuit(decode_circuit(kv.value), kv.mod_revision)
+            except CodecError as error:
+                self._set_aside.add("circuit", kv.key, error)
+                stored = StoredCircuit(revision=kv.mod_revision)
+        self._circuits.circuit_changed(self.namespace, queue, type_, stored, kv.mod_revision)

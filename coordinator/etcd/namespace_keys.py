@@ -192,6 +192,10 @@ class NamespaceKeys:
         """Every ``type/`` key."""
         return KeyRange(self._type, prefix_end(self._type))
 
+    def all_circuits(self) -> KeyRange:
+        """Every ``circuit/`` key."""
+        return KeyRange(self._circuit, prefix_end(self._circuit))
+
     def lock_entries(self, name: str) -> KeyRange:
         """Every entry of one lock."""
         prefix = self._lock + segment(name) + b"/"
@@ -263,6 +267,13 @@ class NamespaceKeys:
         queue, slash, type_ = self._tail(key, self._type).partition(b"/")
         if not slash:
             raise KeyFormatError(f"{key!r} is no type key")
+        return parse_name(queue), parse_name(type_)
+
+    def parse_circuit(self, key: bytes) -> tuple[str, str]:
+        """Queue and type of a ``circuit/`` key."""
+        queue, slash, type_ = self._tail(key, self._circuit).partition(b"/")
+        if not slash:
+            raise KeyFormatError(f"{key!r} is no circuit key")
         return parse_name(queue), parse_name(type_)
 
     def parse_lock(self, key: bytes) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from typing import Protocol, Self
 
 from coordinator.core.fencing import Position
 from coordinator.errors import ConfigError
+from coordinator.etcd.circuit_store import EtcdCircuitStore
 from coordinator.etcd.client import EtcdClient, EtcdConfig
 from coordinator.etcd.codec import JobCodec
 from coordinator.etcd.commit_config import CommitHooks, CommitterConfig
@@ -30,7 +31,7 @@ from coordinator.etcd.session_store import EtcdSessionStore, SessionStoreConfig
 from coordinator.etcd.set_aside import SetAside
 from coordinator.etcd.storage_gauge import EtcdStorageGauge, GaugeConfig
 from coordinator.etcd.txn import TxnCodec
-from coordinator.ports import Changes, Clock, CommitObserver, Entropy, Notices
+from coordinator.ports import Changes, CircuitChanges, Clock, CommitObserver, Entropy, Notices
 
 __all__ = ["EtcdStore", "Index", "StoreConfig", "StoreListeners"]
 
@@ -92,6 +93,7 @@ class StoreListeners:
         group_done: size and seconds of each committed Txn, for metrics.
         regression: the store's history went back, from where to where.
         notices: told how full the store is.
+        circuits: told of circuits; None: they are not watched.
     """
 
     changes: Changes
@@ -99,6 +101,7 @@ class StoreListeners:
     group_done: Callable[[int, float], None] | None = None
     regression: Callable[[Position, Position], None] | None = None
     notices: Notices | None = None
+    circuits: CircuitChanges | None = None
 
 
 class EtcdStore:
@@ -170,6 +173,7 @@ class EtcdStore:
             clock,
             config.sessions,
         )
+        self.circuits = EtcdCircuitStore(self.client, self.space, self.present, self.set_aside, clock)
         self.namespaces = EtcdNamespaceFeeds(
             self.client,
             self.space,
@@ -184,6 +188,7 @@ class EtcdStore:
                 config=config.namespaces.feed,
                 fraction=entropy.fraction,
                 kinds=[kind for kind in KINDS if config.dispatches or kind != "ready"],
+                circuits=listeners.circuits,
             ),
             set_aside=self.set_aside,
             clock=clock,

@@ -9,6 +9,12 @@ OutcomeUnknown (the write may stand), EtcdUnavailable (a read failed).
 
 from __future__ import annotations
 
+from coordinator.ports.circuits import (
+    CircuitChanges,
+    CircuitStore,
+    CircuitSwap,
+    StoredCircuit,
+)
 from coordinator.ports.jobs import (
     CommitObserver,
     JobStore,
@@ -49,6 +55,9 @@ from coordinator.ports.watching import (
 __all__ = [
     "Changes",
     "Checkpoint",
+    "CircuitChanges",
+    "CircuitStore",
+    "CircuitSwap",
     "Clock",
     "Commit",
     "CommitObserver",
@@ -73,4 +82,5 @@ __all__ = [
     "StateSink",
     "StorageGauge",
     "Stored",
+    "StoredCircuit",
 ]
