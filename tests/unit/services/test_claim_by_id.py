@@ -329,19 +329,28 @@ async def test_the_line_is_looked_for_though_the_watch_says_nothing() -> None:
 async def test_a_look_that_its_caller_left_is_made_by_the_next() -> None:
     c, claimed = await contended(sessions=3)
     tasks = await lined_up(c, 3)
-    c.etcd.hold()
-    releasing = asyncio.ensure_future(let_go(c, claimed))
-    await c.clock.advance(0)
-    c.etcd.go()
-    await releasing
-    c.etcd.hold()  # the first has been woken, and its commit hangs
-    await c.clock.advance(0)
+    looks, read = watched(c), c.jobs.read
+
+    async def hanging(*args: Any, **more: Any) -> Any:
+        await read(*args, **more)
+        return await asyncio.Event().wait()
+
+    c.jobs.read = hanging  # type: ignore[method-assign]
+    await let_go(c, claimed)
+    await until(lambda: len(looks.times) == 1)
+    c.jobs.read = read  # type: ignore[method-assign]
     tasks[0].cancel()
-    await asyncio.sleep(0)
-    c.etcd.go()
-    await c.clock.advance(0)
-    await c.abandoned.run_once()
     assert (await asyncio.wait_for(tasks[1], 1)).claim.session == session(1)
+    await end(tasks)
+
+
+async def test_trouble_of_the_store_ends_one_wait_and_not_the_whole_line() -> None:
+    c, _ = await contended(sessions=20)
+    tasks = await lined_up(c, 20)
+    c.etcd.read_error = EtcdUnavailable("away")
+    await c.clock.advance(10)
+    c.etcd.read_error = None
+    assert 1 <= sum(task.done() for task in tasks) <= 7
     await end(tasks)
 
 
