@@ -19,6 +19,7 @@ __all__ = [
     "Lose",
     "Release",
     "Repair",
+    "Retry",
     "Settlement",
     "Submit",
     "TakeAway",
@@ -147,6 +148,17 @@ class Update:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """Run a DEAD or QUARANTINED job again, by hand. ``run_at_ms`` 0 means now.
+
+    ``digest`` is the request id's, empty for none: one request retries a job once, however often it comes.
+    """
+
+    run_at_ms: int = 0
+    digest: bytes = b""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Delete:
     """Forget a terminal job."""
 
@@ -172,6 +184,7 @@ Command = (
     | TakeAway
     | FallDue
     | Update
+    | Retry
     | Delete
     | Repair
 )

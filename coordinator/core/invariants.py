@@ -6,11 +6,11 @@ stored, never at our own counters.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from coordinator.core.effects import Slot, Where, keys_of
-from coordinator.core.job import ATTEMPTS_KEPT, TERMINAL, AttemptOutcome, Claim, Job, JobState
+from coordinator.core.job import ATTEMPTS_KEPT, FAILED, TERMINAL, AttemptOutcome, Claim, Job, JobState
 
 __all__ = ["check_history", "check_job", "check_keys"]
 
@@ -45,6 +45,10 @@ def check_job(job: Job, claim: Claim | None) -> list[str]:
         bad.append(f"{name}: tokens do not grow: {tokens}")
     if job.state in TERMINAL and not job.settle_ms:
         bad.append(f"{name}: {job.state.name} without a time of its end")
+    if job.state not in TERMINAL and (job.settle_ms or job.end_reason):
+        bad.append(f"{name}: {job.state.name} with an end: {job.end_reason!r} at {job.settle_ms}")
+    if job.terms.rollback is not None and job.state in FAILED and not job.rollback_job:
+        bad.append(f"{name}: {job.state.name} without its rollback job")
     if job.cancel_requested and job.state is not JobState.RUNNING:
         bad.append(f"{name}: {job.state.name} and still asked to stop")
     return bad
@@ -71,19 +75,27 @@ def check_keys(job: Job, present: Sequence[Where]) -> list[str]:
 def check_history(versions: Sequence[Job]) -> list[str]:
     """Violations over the successive records of one incarnation of a job: no way back, nothing shrinks.
 
-    An incarnation ends with deletion, and with a retry by hand, which starts the counters again.
+    An incarnation ends with deletion. Only a retry by hand leads on from DEAD and QUARANTINED, and starts all
+    counters but that of attempts again.
     """
     bad: list[str] = []
     for earlier, later in pairwise(versions):
         name = f"{later.namespace}/{later.job_id}"
         if earlier.state in (JobState.SUCCEEDED, JobState.CANCELLED):
             bad.append(f"{name}: {earlier.state.name} was followed by {later.state.name}")
-        counters: Mapping[str, tuple[int, int]] = {
+        retried = later.retry_ms > earlier.retry_ms
+        if earlier.state in FAILED and later.state is not earlier.state and not retried:
+            bad.append(f"{name}: {earlier.state.name} was followed by {later.state.name} without a retry")
+        counters: dict[str, tuple[int, int]] = {
             "attempt": (earlier.attempt, later.attempt),
-            "failures": (earlier.failures, later.failures),
-            "lease_losses": (earlier.lease_losses, later.lease_losses),
-            "uncharged": (earlier.uncharged, later.uncharged),
+            "retry_ms": (earlier.retry_ms, later.retry_ms),
         }
+        if not retried:
+            counters |= {
+                "failures": (earlier.failures, later.failures),
+                "lease_losses": (earlier.lease_losses, later.lease_losses),
+                "uncharged": (earlier.uncharged, later.uncharged),
+            }
         bad += [f"{name}: {what} fell from {a} to {b}" for what, (a, b) in counters.items() if b < a]
         if (
             earlier.state is JobState.RUNNING

@@ -14,6 +14,7 @@ from coordinator.core.retry import RetryPolicy
 
 __all__ = [
     "ATTEMPTS_KEPT",
+    "FAILED",
     "INLINE_RESULT_BYTES",
     "RETAINED",
     "TERMINAL",
@@ -23,6 +24,7 @@ __all__ = [
     "Job",
     "JobState",
     "Progress",
+    "Rollback",
     "Terms",
 ]
 
@@ -54,6 +56,10 @@ RETAINED: Final = frozenset({JobState.SUCCEEDED, JobState.CANCELLED})
 """Terminal states whose spec is dropped and whose record ends with a retention lease."""
 
 
+FAILED: Final = frozenset({JobState.DEAD, JobState.QUARANTINED})
+"""Terminal states that a retry by hand leads out of: spec and checkpoint are kept."""
+
+
 class AttemptOutcome(IntEnum):
     """How an attempt ended; the numbers are those of ``leasekeeper.v1.AttemptOutcome``."""
 
@@ -72,6 +78,21 @@ _SCHEDULED: Final = JobState.SCHEDULED
 _PENDING: Final = JobState.PENDING
 _RUNNING: Final = JobState.RUNNING
 _ATTEMPT_RUNS: Final = AttemptOutcome.RUNNING
+
+
+@quick
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollback:
+    """The job that is enqueued in the very Txn that makes its parent DEAD or QUARANTINED (``core.rollback``).
+
+    ``payload``: at most 4 KiB, for it travels with every record. ``priority`` 0: that of the parent.
+    """
+
+    queue: str
+    type: str
+    payload: bytes = b""
+    content_type: str = ""
+    priority: int = 0
 
 
 @quick
@@ -100,6 +121,7 @@ class Terms:
     payload_size: int = 0
     digest: bytes = b""
     request_digest: bytes = b""
+    rollback: Rollback | None = None
 
 
 @quick
@@ -159,7 +181,10 @@ class Job:
     """A job as its record says. Replaced, never mutated.
 
     ``hold_ms`` is set on a job that was taken away from a live session: whoever makes it claimable again must
-    itself have seen it waiting that long, so that the holder hears of it first (docs/guarantees.md, P8).
+    itself have seen it waiting that long, so that the holder hears of it first (docs/guarantees.md, P8). A
+    DEAD or QUARANTINED job keeps it for a retry by hand.
+    ``retry_ms`` is when it was last retried by hand, greater each time, and 0 before; ``retry_digest`` is the
+    digest of that request. ``rollback_job`` was enqueued when it last became DEAD or QUARANTINED.
     """
 
     namespace: str
@@ -182,6 +207,9 @@ class Job:
     result_size: int = 0
     end_reason: str = ""
     settle_ms: int = 0
+    retry_ms: int = 0
+    retry_digest: bytes = b""
+    rollback_job: str = ""
 
     @property
     def terminal(self) -> bool:
@@ -189,12 +217,18 @@ class Job:
         return self.state in TERMINAL
 
     @property
+    def total_end_ms(self) -> int:
+        """When its total timeout passes, counted from the last retry by hand, if any; 0 for never."""
+        terms = self.terms
+        return (self.retry_ms or terms.submit_ms) + terms.total_timeout_ms if terms.total_timeout_ms else 0
+
+    @property
     def due_key_ms(self) -> int:
         """Where its ``due/`` key stands: the earliest moment at which time alone changes it; 0 for none."""
         terms = self.terms
         if not terms.total_timeout_ms and not terms.queue_timeout_ms and self.state is not _SCHEDULED:
             return 0  # by far the most
-        total = terms.submit_ms + terms.total_timeout_ms if terms.total_timeout_ms else 0
+        total = self.total_end_ms
         if self.state is _SCHEDULED:
             own = self.ready_ms
         elif self.state is _PENDING and self.terms.queue_timeout_ms:

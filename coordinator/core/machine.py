@@ -27,7 +27,7 @@ from typing import Any, Final
 from coordinator.core import commands as c
 from coordinator.core import rules
 from coordinator.core.copying import quick
-from coordinator.core.job import TERMINAL, Attempt, AttemptOutcome, Claim, Job, JobState
+from coordinator.core.job import FAILED, TERMINAL, Attempt, AttemptOutcome, Claim, Job, JobState
 from coordinator.errors import Reason
 
 __all__ = ["TRANSITIONS", "Decision", "Guard", "Outcome", "Refusal", "Replay", "Row", "Unchanged", "decide"]
@@ -41,6 +41,7 @@ class Guard(Enum):
     HELD = "claim created at the token, state as read"
     UNHELD = "claim absent, state as read"
     STATE = "state as read"
+    REVIVE = "state as read, unique key absent"
     SEEN = "state and claim as read"
 
 
@@ -122,6 +123,8 @@ def _table() -> dict[tuple[JobState, type], Row]:
         table[state, c.Cancel] = _row(rules.cancel, Guard.STATE, _S.CANCELLED)
         table[state, c.Update] = _row(rules.update, Guard.STATE, _S.SCHEDULED, _S.PENDING)
         table[state, c.Repair] = _row(rules.repair, Guard.SEEN, state)
+    for state in FAILED:
+        table[state, c.Retry] = _row(rules.retry, Guard.REVIVE, _S.SCHEDULED, _S.PENDING)
     for state in TERMINAL:
         table[state, c.Delete] = _row(rules.delete, Guard.STATE, None)
     return table
@@ -220,7 +223,9 @@ def _refuse(job: Job, command: c.Command) -> Outcome:
         return Unchanged(job)
     if isinstance(command, (c.Lose, c.FallDue, c.Repair)):
         return Unchanged(job)
-    if isinstance(command, (c.Cancel, c.Update, c.ClaimIt)) and job.terminal:
+    if isinstance(command, c.Retry) and not job.terminal:
+        return Unchanged(job)  # it waits or runs already
+    if isinstance(command, (c.Cancel, c.Update, c.ClaimIt, c.Retry)) and job.terminal:
         return Refusal(Reason.JOB_TERMINAL, f"the job is {job.state.name}", facts)
     if isinstance(command, c.ClaimIt) and job.state is JobState.RUNNING:
         holder = job.current.session if job.current is not None else ""

@@ -154,6 +154,7 @@ def lose(job: Job, command: c.Lose, now_ms: int) -> Job:
 def take_away(job: Job, command: c.TakeAway, now_ms: int) -> Job:
     """The coordinator ends the claim. The job waits ``hold_ms`` so that its holder hears of it first.
 
+    One that is DEAD or QUARANTINED by it keeps the hold, for a retry by hand.
     Nothing is taken for a cancellation that the record does not ask for: a stray cancel key ends no claim.
     """
     if command.why is c.Taken.CANCELLED and not job.cancel_requested:
@@ -164,7 +165,8 @@ def take_away(job: Job, command: c.TakeAway, now_ms: int) -> Job:
     elif command.why is c.Taken.TIMED_OUT:
         failures = job.failures + 1
         if failures > job.terms.retry.max_retries:
-            after = _dead(changed(job, failures=failures), now_ms, command.reason or "timed out")
+            ended = changed(job, failures=failures, hold_ms=hold)
+            after = _dead(ended, now_ms, command.reason or "timed out")
         else:
             delay = max(hold, delay_ms(job.terms.retry, failures, command.jitter_number))
             after = changed(_wait(changed(job, failures=failures), now_ms, delay), hold_ms=hold)
@@ -182,8 +184,7 @@ def take_away(job: Job, command: c.TakeAway, now_ms: int) -> Job:
 def fall_due(job: Job, command: c.FallDue, now_ms: int) -> Job:
     """What time alone does to a waiting job."""
     if _expired(job, now_ms):
-        terms = job.terms
-        total = terms.total_timeout_ms and now_ms >= terms.submit_ms + terms.total_timeout_ms
+        total = job.terms.total_timeout_ms and now_ms >= job.total_end_ms
         return _dead(job, now_ms, "total timeout" if total else "queue timeout")
     if job.state is JobState.SCHEDULED and now_ms >= job.ready_ms:
         return changed(job, state=JobState.PENDING, rank=_rank(job.terms, job.ready_ms), hold_ms=0)
@@ -214,6 +215,33 @@ def update(job: Job, command: c.Update, now_ms: int) -> Job:
     return job if after == job else after
 
 
+def retry(job: Job, command: c.Retry, now_ms: int) -> Job:
+    """Claimable again, with its attempts and their tokens; all that is counted towards an end is 0 again.
+
+    A hold begins anew, for nobody knows how long the job has lain there but by wall clocks.
+    """
+    if command.digest and command.digest == job.retry_digest:
+        return job  # it died again since
+    terms = job.terms
+    if command.run_at_ms:
+        terms = changed(terms, run_at_ms=command.run_at_ms)
+    ready_ms = max(now_ms + job.hold_ms, command.run_at_ms)
+    return changed(
+        job,
+        terms=terms,
+        state=_SCHEDULED if ready_ms > now_ms else _PENDING,
+        ready_ms=ready_ms,
+        rank=_rank(terms, ready_ms),
+        failures=0,
+        lease_losses=0,
+        uncharged=0,
+        end_reason="",
+        settle_ms=0,
+        retry_ms=max(now_ms, job.retry_ms + 1),
+        retry_digest=command.digest,
+    )
+
+
 def repair(job: Job, command: c.Repair, now_ms: int) -> Job:
     """The same record as a new object: it is to be written again."""
     return changed(_held_under(job, command.token))
@@ -236,7 +264,7 @@ def _rank(terms: Terms, ready_ms: int) -> Rank:
 
 def _expired(job: Job, now_ms: int) -> bool:
     terms = job.terms
-    if terms.total_timeout_ms and now_ms >= terms.submit_ms + terms.total_timeout_ms:
+    if terms.total_timeout_ms and now_ms >= job.total_end_ms:
         return True
     return bool(
         job.state is _PENDING and terms.queue_timeout_ms and now_ms >= job.ready_ms + terms.queue_timeout_ms
@@ -271,13 +299,15 @@ def _returned(job: Job, now_ms: int, delay: int, *, hold_ms: int) -> Job:
         return _cancelled(job, now_ms)
     if losses > job.terms.retry.max_lease_losses and uncharged > FREE_RETURNS:
         return changed(
-            _quarantined(job, now_ms), end_reason=f"returned {uncharged} times without a settlement"
+            _quarantined(job, now_ms),
+            end_reason=f"returned {uncharged} times without a settlement",
+            hold_ms=hold_ms,
         )
     return changed(_wait(job, now_ms, delay), hold_ms=hold_ms)
 
 
 def _dead(job: Job, now_ms: int, why: str) -> Job:
-    return changed(job, state=JobState.DEAD, end_reason=why, settle_ms=now_ms, hold_ms=0)
+    return changed(job, state=JobState.DEAD, end_reason=why, settle_ms=now_ms)
 
 
 def _cancelled(job: Job, now_ms: int) -> Job:
@@ -287,7 +317,7 @@ def _cancelled(job: Job, now_ms: int) -> Job:
 
 def _quarantined(job: Job, now_ms: int) -> Job:
     why = f"its holders died {job.lease_losses} times"
-    return changed(job, state=JobState.QUARANTINED, end_reason=why, settle_ms=now_ms, hold_ms=0)
+    return changed(job, state=JobState.QUARANTINED, end_reason=why, settle_ms=now_ms)
 
 
 def _end_attempt(

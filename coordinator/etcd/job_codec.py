@@ -41,6 +41,9 @@ class JobCodec:
             or job.cancel_requested
             or job.cancel_reason
             or job.end_reason
+            or job.retry_ms
+            or job.retry_digest
+            or job.rollback_job
             or job.progress is not None
         )
         head = _by_protobuf(job) if unusual else _by_hand(job)
@@ -77,6 +80,9 @@ class JobCodec:
                 result_size=record.result_size,
                 end_reason=record.end_reason,
                 settle_ms=record.settle_ms,
+                retry_ms=record.retry_ms,
+                retry_digest=record.retry_digest,
+                rollback_job=record.rollback_job,
             )
         except ValueError as error:
             raise CodecError(f"state: {error}") from error
@@ -98,9 +104,9 @@ def _by_hand(job: Job) -> bytes:
     ]
     if job.attempt:
         parts += (b"\x38", varint(job.attempt))
-        for attempt in job.attempts:
-            encoded = _attempt_by_hand(attempt)
-            parts += (b"\x72", varint(len(encoded)), encoded)
+    for attempt in job.attempts:
+        encoded = _attempt_by_hand(attempt)
+        parts += (b"\x72", varint(len(encoded)), encoded)
     if job.result:
         parts += (b"\x82\x01", varint(len(job.result)), job.result)
     if job.result_content_type:
@@ -174,6 +180,12 @@ def _by_protobuf(job: Job) -> bytes:
         head.end_reason = job.end_reason
     if job.settle_ms:
         head.settle_ms = job.settle_ms
+    if job.retry_ms:
+        head.retry_ms = job.retry_ms
+    if job.retry_digest:
+        head.retry_digest = job.retry_digest
+    if job.rollback_job:
+        head.rollback_job = job.rollback_job
     return head.SerializeToString()
 
 

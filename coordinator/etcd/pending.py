@@ -92,7 +92,10 @@ class Pending(Entry):
         """Tell the observer."""
         commit = self._store.codec.won(self._operation, self._reads_at, revision, responses)
         self._commit = commit
-        self._store.observer.applied(self._operation, commit)
+        observer = self._store.observer
+        observer.applied(self._operation, commit)
+        for follow_up in self._operation.also:
+            observer.applied(follow_up, self._store.codec.won(follow_up, 0, revision, ()))
 
     def answer(self, won: bool, revision: int, responses: Responses) -> object:
         """The commit as observed; what a loser or a try of unknown outcome met is read by the caller."""

@@ -6,10 +6,10 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
-from coordinator.core.job import Terms
+from coordinator.core.job import Rollback, Terms
 from coordinator.core.retry import RetryPolicy
 from coordinator.etcd.wire import varint
-from leasekeeper.internal.storage.v1.records_pb2 import RetryRecord, TermsRecord
+from leasekeeper.internal.storage.v1.records_pb2 import RetryRecord, RollbackRecord, TermsRecord
 
 __all__ = ["TermsCodec", "terms_from_record"]
 
@@ -62,6 +62,13 @@ def _encode(terms: Terms) -> bytes:
         record.heartbeat_timeout_ms = terms.heartbeat_timeout_ms
     if terms.unique_key:
         record.unique_key = terms.unique_key
+    rollback = terms.rollback
+    if rollback is not None:
+        record.rollback.queue = rollback.queue
+        record.rollback.type = rollback.type
+        record.rollback.payload = rollback.payload
+        record.rollback.content_type = rollback.content_type
+        record.rollback.priority = rollback.priority
     return record.SerializeToString() + _retry(terms.retry)
 
 
@@ -94,6 +101,17 @@ def terms_from_record(record: TermsRecord) -> Terms:
         payload_size=record.payload_size,
         digest=record.digest,
         request_digest=record.request_digest,
+        rollback=_rollback_from(record.rollback) if record.HasField("rollback") else None,
+    )
+
+
+def _rollback_from(record: RollbackRecord) -> Rollback:
+    return Rollback(
+        queue=record.queue,
+        type=record.type,
+        payload=record.payload,
+        content_type=record.content_type,
+        priority=record.priority,
     )
 
 

@@ -34,6 +34,7 @@ from coordinator.etcd.keys import KeySpace, NamespaceKeys
 from coordinator.etcd.set_aside import SetAside
 from coordinator.etcd.templates import WIDEST, by_template
 from coordinator.ports import Checkpoint, Commit, Operation, Spec, Stored
+from leasekeeper.internal.etcd.v1.kv_pb2 import RequestOp
 
 if TYPE_CHECKING:
     from leasekeeper.internal.etcd.v1.kv_pb2 import KeyValue, ResponseOp
@@ -54,6 +55,7 @@ _new: Final = tuple.__new__
 _IF_ABSENT: Final = Guard.ABSENT
 _IF_HELD: Final = Guard.HELD
 _IF_READY: Final = Guard.READY
+_IF_REVIVED: Final = Guard.REVIVE
 _IF_SEEN: Final = Guard.SEEN
 _IF_STATE: Final = Guard.STATE
 _IF_UNHELD: Final = Guard.UNHELD
@@ -67,6 +69,19 @@ def one(response: ResponseOp) -> KeyValue | None:
     """The key-value of a range of one key."""
     kvs = response.response_range.kvs
     return kvs[0] if kvs else None
+
+
+def _net(thens: Sequence[bytes]) -> list[bytes]:
+    """One write of each key, the put where there are both: etcd refuses two in one Txn, and a follow-up may
+    take a key that its parent gives up."""
+    by_key: dict[bytes, bytes] = {}
+    for then in thens:
+        write = RequestOp.FromString(then)
+        key = write.request_put.key or write.request_delete_range.key
+        held = by_key.get(key)
+        if held is None or wire.is_put(then) or not wire.is_put(held):
+            by_key[key] = then
+    return list(by_key.values())
 
 
 def _job(operation: Operation) -> Job:
@@ -182,6 +197,14 @@ class TxnCodec:
         for key in absent:
             compares.append(wire.create_eq(key, 0))
             elses.append(wire.get(key))
+        if operation.also:
+            for follow_up in operation.also:
+                added, _ = self.describe(follow_up)
+                if not {*lanes}.issuperset(added.lanes[1:]):
+                    raise ValueError("no guard compares a unique key but that which the parent gives up")
+                lanes += added.lanes
+                thens += added.thens
+            thens = _net(thens)
         reads_at = len(thens)
         reply = _REPLY_BASE
         if operation.want_spec:
@@ -221,7 +244,7 @@ class TxnCodec:
             return [wire.create_eq(claim_key, split_token(operation.token).revision), unchanged], elses
         if guard is _IF_UNHELD:
             return [wire.create_eq(claim_key, 0), unchanged], elses
-        if guard is _IF_STATE:
+        if guard is _IF_STATE or guard is _IF_REVIVED:
             return [unchanged], elses
         if guard is _IF_SEEN:
             created = split_token(operation.token).revision if operation.token else 0

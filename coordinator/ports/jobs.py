@@ -40,7 +40,7 @@ class CommitObserver(Protocol):
     """Learns of own commits, synchronously, once per Txn and before any caller resumes."""
 
     def applied(self, operation: Operation, commit: Commit) -> None:
-        """``operation`` won."""
+        """``operation`` won; each of its ``also`` is told as a submission of its own, after it."""
 
 
 class JobStore(Protocol):

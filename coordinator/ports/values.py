@@ -69,15 +69,17 @@ class Operation:
     """One guarded transition to commit. Not frozen only because that doubles the price of making one.
 
     ``before`` is what the decision was based on, ``after`` what is to be (None: deleted). ``writes`` are
-    those of ``effects(before.job, after)`` unless they are given, which they are where one operation moves
-    several jobs; they are listed when somebody asks, for a ``usual`` transition needs no list. ``token`` is
+    those of ``effects(before.job, after)`` unless they are given; they are listed when somebody asks, for a
+    ``usual`` transition needs no list. ``token`` is
     compared under Guard.HELD. ``claim`` is put by a claim; its session's witness is compared. ``want_spec``
-    and ``want_checkpoint`` read them in the same Txn if it wins.
+    and ``want_checkpoint`` read them in the same Txn if it wins. ``also`` are submissions of other jobs that
+    are written if it wins, under its guard alone: their ids follow from what the guard compares.
     """
 
     __slots__ = (
         "_writes",
         "after",
+        "also",
         "before",
         "big_result",
         "cancelled_by",
@@ -106,6 +108,7 @@ class Operation:
         cancelled_by: str = "",
         want_spec: bool = False,
         want_checkpoint: bool = False,
+        also: tuple[Operation, ...] = (),
     ) -> None:
         self.guard = guard
         self.before = before
@@ -119,14 +122,15 @@ class Operation:
         self.cancelled_by = cancelled_by
         self.want_spec = want_spec
         self.want_checkpoint = want_checkpoint
+        self.also = also
         self.usual: Usual | None = None
-        if writes is None:
+        if writes is None and not also:
             job = None if before is None else before.job
             self.usual = usual(job, after, big_result=bool(big_result))
 
     @property
     def writes(self) -> tuple[Write, ...]:
-        """Every key that it puts or deletes."""
+        """Every key that it puts or deletes, but for those of ``also``."""
         if self._writes is None:
             job = None if self.before is None else self.before.job
             self._writes = effects(job, self.after, big_result=bool(self.big_result))

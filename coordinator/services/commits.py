@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from coordinator.core.job import Claim
-from coordinator.core.machine import Decision
+from coordinator.core.job import FAILED, Claim, Job
+from coordinator.core.machine import Decision, Guard
+from coordinator.core.rollback import enqueue_rollback
 from coordinator.errors import LeasekeeperError
 from coordinator.ports import Commit, JobStore, Operation, PendingCommit, Spec, Stored
 
@@ -24,11 +25,18 @@ def operation_of(
     want_spec: bool = False,
     want_checkpoint: bool = False,
 ) -> Operation:
-    """The operation that commits ``decision``, which was based on ``before``. See ``ports.Operation``."""
+    """The operation that commits ``decision``, which was based on ``before``. See ``ports.Operation``.
+
+    A job that becomes DEAD or QUARANTINED takes its rollback job with it, whoever decided that.
+    """
+    after = decision.job
+    also: tuple[Operation, ...] = ()
+    if after is not None and after.terms.rollback is not None and after.state in FAILED:
+        after, also = _with_rollback(before, after, deadline)
     return Operation(
         guard=decision.guard,
         before=before,
-        after=decision.job,
+        after=after,
         deadline=deadline,
         token=token,
         claim=claim,
@@ -37,7 +45,19 @@ def operation_of(
         cancelled_by=cancelled_by,
         want_spec=want_spec,
         want_checkpoint=want_checkpoint,
+        also=also,
     )
+
+
+def _with_rollback(before: Stored | None, after: Job, deadline: float) -> tuple[Job, tuple[Operation, ...]]:
+    assert before is not None, "no job fails before it is there"
+    enqueued = enqueue_rollback(before.job, after, before.revision)
+    wanted = after.terms.rollback
+    if enqueued is None or wanted is None:
+        return after, ()
+    parent, child = enqueued
+    spec = Spec(payload=wanted.payload, content_type=wanted.content_type)
+    return parent, (Operation(guard=Guard.ABSENT, before=None, after=child, deadline=deadline, spec=spec),)
 
 
 async def commit_each(store: JobStore, operations: Sequence[Operation]) -> list[Commit | LeasekeeperError]:

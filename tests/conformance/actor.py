@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from coordinator.core import commands as c
-from coordinator.core.effects import effects, net
 from coordinator.core.job import Claim, Job, Terms
 from coordinator.core.machine import Decision, decide
 from coordinator.ports import Clock, Commit, JobStore, Operation, Session, SessionStore, Spec, Stored
+from coordinator.services.commits import operation_of
 
 __all__ = ["Actor"]
 
@@ -55,17 +55,13 @@ class Actor:
         """The operation that the core decides on."""
         decision = decide(before.job if before else None, held, command, self.clock.now_ms())
         assert isinstance(decision, Decision), decision
-        job = before.job if before else None
-        return Operation(
-            guard=decision.guard,
-            before=before,
-            after=decision.job,
-            writes=net(effects(job, decision.job, big_result=bool(decision.big_result))),
-            deadline=self.deadline(seconds),
+        return operation_of(
+            before,
+            decision,
+            self.deadline(seconds),
             token=token,
             claim=claim,
             spec=spec,
-            big_result=decision.big_result,
             cancelled_by="test",
             **more,
         )

@@ -36,6 +36,7 @@ ORDERS = st.builds(
     queue_timeout=st.sampled_from([0, 0, 8_000]),
     total_timeout=st.sampled_from([0, 0, 7_000, 40_000]),
     content=st.integers(0, 1),
+    rollback=st.sampled_from([False, False, True]),
 )
 
 
@@ -279,6 +280,72 @@ class Fleet(World):
             else:
                 self._do(self._settlement(job_id, "release", shadow.runs[-1].token, b"a", delay=0))
 
+    @precondition(lambda self: self._with(lambda s: s.failed))
+    @rule(
+        pick=PICK,
+        run_in=st.sampled_from([0, 0, -5_000, 1_500]),
+        request=st.sampled_from([b"", b"first", b"second"]),
+        stale=st.booleans(),
+    )
+    def retry_by_hand(self, pick: int, run_in: int, request: bytes, stale: bool) -> None:
+        """Unless another job has its unique key by now."""
+        job_id = self._choose(pick, lambda s: s.failed)
+        run_at = self.now + run_in if run_in else 0
+        act = Act(
+            job_id=job_id,
+            command=c.Retry(run_at_ms=run_at, digest=request),
+            expected=lambda s: s.retry(self.now, run_at, request),
+        )
+        if self._taken(self.shadows[job_id].order.unique):
+            self._retry_in_vain(act)
+        else:
+            self._do(act, stale=stale)
+
+    @precondition(lambda self: self._with(lambda s: s.failed and s.order.unique))
+    @rule(pick=PICK)
+    def retry_after_another_job_took_the_unique_key(self, pick: int) -> None:
+        job_id = self._choose(pick, lambda s: s.failed and bool(s.order.unique))
+        rivals = [j for j in IDS if j != job_id and (j not in self.shadows or self.shadows[j].ended)]
+        order = replace(self.shadows[job_id].order, run_in=0)
+        if rivals and not self._taken(order.unique):
+            if rivals[0] in self.shadows:
+                self._delete(rivals[0])
+            self._submit(rivals[0], order)
+        if self._taken(order.unique):
+            self._retry_in_vain(self._retrying(job_id, b""))
+
+    def _retry_in_vain(self, act: Act) -> None:
+        read = self.store.read(act.job_id)
+        outcome = machine.decide(read.job, read.claim, act.command, self.now)
+        if isinstance(outcome, machine.Decision):
+            assert not self._commit(act, read, outcome), "one unfinished job per unique key"
+
+    @rule(pick=PICK, request=st.sampled_from([b"", b"first"]))
+    def retry_whatever_it_is(self, pick: int, request: bytes) -> None:
+        job_id = IDS[pick % len(IDS)]
+        if job_id in self.shadows and not self._taken(self.shadows[job_id].order.unique):
+            self._do(self._retrying(job_id, request))
+
+    @precondition(lambda self: self._with(lambda s: s.failed))
+    @rule(pick=PICK, request=st.sampled_from([b"", b"first"]))
+    def retry_and_die_and_retry_again(self, pick: int, request: bytes) -> None:
+        """The answer to the first call came late, and its caller says it once more."""
+        job_id = self._choose(pick, lambda s: s.failed)
+        if not self._taken(self.shadows[job_id].order.unique):
+            self._do(self._retrying(job_id, request))
+            if self.shadows[job_id].state is JobState.PENDING:
+                self._do(self._claim_of(job_id, pick))
+                token = self.shadows[job_id].runs[-1].token
+                self._do(self._settlement(job_id, "fail", token, b"a", delay=None, final=True))
+            self._do(self._retrying(job_id, request))
+
+    def _retrying(self, job_id: str, request: bytes) -> Act:
+        return Act(
+            job_id=job_id,
+            command=c.Retry(digest=request),
+            expected=lambda s: s.retry(self.now, 0, request),
+        )
+
     @rule(pick=PICK)
     def repair(self, pick: int) -> None:
         """The same record again; every key is right already, and stays so."""
@@ -300,7 +367,8 @@ class Fleet(World):
 
     @invariant()
     def every_job_is_as_it_was_acknowledged(self) -> None:
-        assert set(self.store.jobs) == set(self.shadows), "a job was lost, or came from nowhere"
+        undoing = self._check_rollback_jobs()
+        assert set(self.store.jobs) == set(self.shadows) | undoing, "a job was lost, or came from nowhere"
         owners = {s.order.unique: j for j, s in self.shadows.items() if s.order.unique and not s.ended}
         stored = {w.unique_key: k.job_id for w, k in self.store.keys.items() if w.slot is Slot.UNIQUE}
         assert owners == stored

@@ -66,8 +66,9 @@ class MemoryStore:
         job_id: str,
         token: int = 0,
         claim: Claim | None = None,
+        child: Job | None = None,
     ) -> bool:
-        """Apply ``writes`` if ``guard`` holds against what is stored now."""
+        """Apply ``writes`` if ``guard`` holds against what is stored now; they may be a child's as well."""
         names = [_name(write.where) for write in writes]
         assert len(names) == len(set(names)), f"etcd refuses two writes of one key: {names}"
         if not self._holds(guard, read, after, job_id, token, claim):
@@ -79,8 +80,10 @@ class MemoryStore:
                 self.keys.pop(name, None)
                 continue
             created = self.keys[name].created if name in self.keys else self.revision
-            self.keys[name] = Key(created, self.revision, write.retained, job_id)
-        if any(write.where.slot is Slot.STATE and write.put for write in writes):
+            self.keys[name] = Key(created, self.revision, write.retained, write.where.job_id)
+        if child is not None and Where(Slot.STATE, NAMESPACE, child.job_id) in self.keys:
+            self.jobs[child.job_id] = child
+        if any(w.where.slot is Slot.STATE and w.put and w.where.job_id == job_id for w in writes):
             assert after is not None
             self.jobs[job_id] = after
         elif after is None:
@@ -131,6 +134,9 @@ class MemoryStore:
             return now.job is None and self._unique_absent(after)
         if guard is Guard.STATE:
             return as_read
+        if guard is Guard.REVIVE:
+            assert after is not None
+            return as_read and self._unique_absent(after)
         if guard is Guard.UNHELD:
             return as_read and now.claim is None
         if guard is Guard.SEEN:

@@ -30,6 +30,7 @@ class Order:
     queue_timeout: int = 0
     total_timeout: int = 0
     content: int = 0
+    rollback: bool = False
 
 
 @dataclass(slots=True)
@@ -61,8 +62,12 @@ class Shadow:
     uncharged: int = 0
     asked_to_stop: bool = False
     held: bool = False
+    hold: int = 0
     hold_until: int = 0
     on_hold: bool = False
+    retried_at: int = 0
+    retried_by: bytes = b""
+    earlier_runs: int = 0
     checkpoint: bool = False
     big_result: bool = False
     runs: list[Run] = field(default_factory=list)
@@ -82,6 +87,11 @@ class Shadow:
         return self.state in ENDED
 
     @property
+    def failed(self) -> bool:
+        """No more unless an operator says so."""
+        return self.state in (S.DEAD, S.QUARANTINED)
+
+    @property
     def lost(self) -> bool:
         """Its holder died and nobody has noticed yet."""
         return self.state is S.RUNNING and not self.held
@@ -99,12 +109,13 @@ class Shadow:
         if self.state is S.PENDING and self.order.queue_timeout:
             moments.append(self.ready_ms + self.order.queue_timeout)
         if self.state in (S.SCHEDULED, S.PENDING) and self.order.total_timeout:
-            moments.append(self.submit_ms + self.order.total_timeout)
+            moments.append((self.retried_at or self.submit_ms) + self.order.total_timeout)
         return min(moments, default=0)
 
     def out_of_time(self, now: int) -> bool:
         """A queue or total timeout has passed."""
-        total = self.order.total_timeout and now >= self.submit_ms + self.order.total_timeout
+        began = self.retried_at or self.submit_ms
+        total = self.order.total_timeout and now >= began + self.order.total_timeout
         queue = self.order.queue_timeout and now >= self.ready_ms + self.order.queue_timeout
         return bool(total or (queue and self.state is S.PENDING))
 
@@ -175,7 +186,8 @@ class Shadow:
         else:
             self._returned(now, hold)
         self.on_hold = self.state is S.SCHEDULED
-        self.hold_until = now + hold if self.on_hold else 0
+        self.hold = 0 if self.state is S.CANCELLED else hold
+        self.hold_until = now + self.hold
         self._close("taken", token, b"")
         return "done"
 
@@ -216,9 +228,22 @@ class Shadow:
             self._end(S.DEAD)
             return "done"
         if self.state is S.SCHEDULED and now >= self.ready_ms:
-            self.state, self.on_hold = S.PENDING, False
+            self.state, self.on_hold, self.hold = S.PENDING, False, 0
             return "done"
         return "unchanged"
+
+    def retry(self, now: int, run_at: int, request: bytes) -> str:
+        """An operator wants it to run again."""
+        if self.state in (S.SUCCEEDED, S.CANCELLED):
+            return "JOB_TERMINAL"
+        if not self.ended or (request and request == self.retried_by):
+            return "unchanged"
+        self.failures = self.losses = self.uncharged = 0
+        self.earlier_runs = len(self.runs)
+        self.retried_at, self.retried_by = max(now, self.retried_at + 1), request
+        self.on_hold = self.hold > 0
+        self._wait(now, max(self.hold, run_at - now))
+        return "done"
 
     def update(self, now: int, *, priority: int | None, due_ms: int | None, run_at: int | None) -> str:
         """New wishes for a waiting job."""

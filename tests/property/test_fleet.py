@@ -22,6 +22,8 @@ REFUSED = {
     (c.Lose, "unchanged"),
     (c.FallDue, "unchanged"),
     (c.Update, "unchanged"),
+    (c.Retry, "unchanged"),
+    (c.Retry, "JOB_TERMINAL"),
 }
 
 

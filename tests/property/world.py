@@ -10,9 +10,9 @@ from typing import ClassVar
 from hypothesis.stateful import RuleBasedStateMachine
 
 from coordinator.core import commands as c
-from coordinator.core import effects, invariants, machine
+from coordinator.core import effects, invariants, machine, rollback
 from coordinator.core.effects import Slot
-from coordinator.core.job import AttemptOutcome, Claim, Job, JobState, Terms
+from coordinator.core.job import AttemptOutcome, Claim, Job, JobState, Rollback, Terms
 from coordinator.core.retry import RetryPolicy
 from coordinator.etcd.codec import JobCodec
 from tests.property.memory_store import NAMESPACE, MemoryStore, Read
@@ -20,6 +20,7 @@ from tests.property.shadow import FIRST_DELAY, FREE, LONGEST_DELAY, Order, Shado
 
 IDS = tuple(f"job-{n}" for n in range(7))
 QUEUE, TYPE = "q", "t"
+UNDO = Rollback(queue="undo", type="u", payload=b"undo")
 ROUNDS = 4
 CODEC = JobCodec()
 
@@ -52,6 +53,7 @@ class World(RuleBasedStateMachine):
         self.history: dict[str, Job] = {}
         self.stale: dict[str, Read] = {}
         self.unanswered: list[Act] = []
+        self.deaths: Counter[str] = Counter()
         self.now = 1_000_000
         self.numbers = 0
 
@@ -80,15 +82,22 @@ class World(RuleBasedStateMachine):
         raise AssertionError(f"no end of lost guards for {act.command}")
 
     def _commit(self, act: Act, read: Read, decision: machine.Decision) -> bool:
-        writes = effects.effects(read.job, decision.job, big_result=bool(decision.big_result))
+        before, after, child = read.job, decision.job, None
+        enqueued = before and after and rollback.enqueue_rollback(before, after, read.revision)
+        if enqueued:
+            after, child = enqueued
+        writes = effects.effects(before, after, big_result=bool(decision.big_result))
+        if child is not None:
+            writes += effects.effects(None, child)
         return self.store.commit(
             decision.guard,
             read,
-            decision.job,
+            after,
             writes,
             job_id=act.job_id,
             token=getattr(act.command, "token", 0),
             claim=act.claim,
+            child=child,
         )
 
     def _judge(self, act: Act, verdict: str, outcome: machine.Outcome) -> None:
@@ -96,8 +105,9 @@ class World(RuleBasedStateMachine):
         if shadow is None:
             assert verdict == "JOB_NOT_FOUND"
             return
-        runs = len(shadow.runs)
+        runs, failed = len(shadow.runs), shadow.failed
         assert act.expected(shadow) == verdict, f"{act.command}"
+        self.deaths[act.job_id] += shadow.order.rollback and shadow.failed and not failed
         if len(shadow.runs) > runs:
             token = shadow.runs[-1].token
             assert token > self.highest.get(act.job_id, 0), "tokens only grow"
@@ -133,6 +143,7 @@ class World(RuleBasedStateMachine):
             queue_timeout_ms=order.queue_timeout,
             total_timeout_ms=order.total_timeout,
             unique_key=order.unique,
+            rollback=UNDO if order.rollback else None,
             digest=digest,
             request_digest=digest,
         )
@@ -147,12 +158,15 @@ class World(RuleBasedStateMachine):
             return
         assert isinstance(outcome, machine.Decision)
         act = Act(job_id=job_id, command=command, expected=lambda s: "done")
-        rivals = [s for s in self.shadows.values() if order.unique and s.order.unique == order.unique]
-        taken = any(not s.ended for s in rivals)
+        taken = self._taken(order.unique)
         won = self._commit(act, read, outcome)
         assert won is not taken, "one unfinished job per unique key"
         if won:
             self.shadows[job_id] = Shadow.submitted(order, self.now, self.numbers)
+
+    def _taken(self, unique: str) -> bool:
+        """Whether an unfinished job has this unique key."""
+        return any(unique and s.order.unique == unique and not s.ended for s in self.shadows.values())
 
     def _delete(self, job_id: str) -> None:
         self._do(Act(job_id=job_id, command=c.Delete(), expected=lambda s: "done"))
@@ -270,10 +284,26 @@ class World(RuleBasedStateMachine):
         order = shadow.order
         charged = shadow.failures + shadow.losses
         assert charged <= order.retries + order.losses + 1
-        assert len(shadow.runs) <= order.retries + order.losses + 1 + FREE
+        assert len(shadow.runs) - shadow.earlier_runs <= order.retries + order.losses + 1 + FREE
         kept = {w for w, k in self.store.keys.items() if k.job_id == job_id and k.retained}
         brief = shadow.state in (JobState.SUCCEEDED, JobState.CANCELLED)
         assert kept == (set(present) if brief else set())
+
+    def _check_rollback_jobs(self) -> set[str]:
+        """One for each time that a job failed for good; nobody has touched them. Answers their ids."""
+        found = {job_id: job for job_id, job in self.store.jobs.items() if job_id not in IDS}
+        of = Counter(job.terms.labels["leasekeeper.rollback-of"] for job in found.values())
+        assert of == +self.deaths, "a rollback job was lost, or enqueued twice"
+        for job_id, job in found.items():
+            assert {where.slot.value for where in self.store.present(job_id)} == {"state", "job", "ready"}
+            assert (job.state, job.attempt, job.terms.queue) == (JobState.PENDING, 0, UNDO.queue)
+        for job_id, shadow in self.shadows.items():
+            job = self.store.jobs[job_id]
+            if shadow.failed and shadow.order.rollback:
+                assert job.rollback_job in found
+                assert found[job.rollback_job].terms.labels["leasekeeper.rollback-of"] == job_id
+                assert found[job.rollback_job].terms.submit_ms == job.settle_ms
+        return set(found)
 
     def _check_record(self, job: Job, shadow: Shadow) -> None:
         assert job.state is shadow.state

@@ -271,7 +271,8 @@ class MemoryEtcd:
         deletes: list[Where] = []
         found = {id(one): self._wanted(one.operation) for one in winners}
         for one in winners:
-            self._collect(one.operation, puts, deletes)
+            for operation in (one.operation, *one.operation.also):
+                self._collect(operation, puts, deletes)
         self.commits += len(winners)
         told: list[tuple[Operation, Commit]] = []
         self._muted = True
@@ -285,6 +286,7 @@ class MemoryEtcd:
                 one.future.set_result(replace(self._lost(one.operation), resent=True))
             else:
                 told.append((one.operation, commit))
+                told += [(also, self._won(also, revision, None, None)) for also in one.operation.also]
                 one.future.set_result(commit)
         for operation, commit in told:
             for observer in self.observers:
@@ -299,6 +301,8 @@ class MemoryEtcd:
         stored, claim = self.stored(namespace, job_id), self.claim(namespace, job_id)
         if op.guard is Guard.ABSENT:
             return stored is None and not self._unique_owner(op)
+        if op.guard is Guard.REVIVE and self._unique_owner(op):
+            return False
         assert op.before is not None, "every guard but ABSENT compares what was read"
         same = stored is not None and stored.revision == op.before.revision
         if op.guard is Guard.HELD:
@@ -329,7 +333,7 @@ class MemoryEtcd:
             revision=self.revision,
             stored=self.stored(namespace, job_id),
             claim=self.claim(namespace, job_id),
-            unique_owner=self._unique_owner(op) if op.guard is Guard.ABSENT else "",
+            unique_owner=self._unique_owner(op) if op.guard in (Guard.ABSENT, Guard.REVIVE) else "",
             session_gone=op.claim is not None and not self._open(namespace, op.claim.session),
         )
 
@@ -429,6 +433,8 @@ def _identity(op: Operation) -> tuple[str, str]:
 
 
 def _lanes(op: Operation) -> Iterator[object]:
+    for also in op.also:
+        yield from _lanes(also)
     yield _identity(op)
     for write in op.writes:
         if write.where.slot is Slot.UNIQUE:

@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from coordinator.core import commands as c
-from coordinator.core.job import TERMINAL, Claim, JobState
+from coordinator.core.job import FAILED, TERMINAL, Claim, JobState
 from coordinator.core.machine import TRANSITIONS, Decision, Guard, Refusal, Replay, Unchanged, decide
 from tests.unit.core import jobs
 from tests.unit.core.jobs import NOW, TOKEN
@@ -26,6 +26,7 @@ COMMANDS: dict[type, c.Command] = {
     c.TakeAway: c.TakeAway(token=TOKEN, why=c.Taken.TIMED_OUT, hold_ms=2_000),
     c.FallDue: c.FallDue(),
     c.Update: c.Update(priority=1),
+    c.Retry: c.Retry(),
     c.Delete: c.Delete(),
     c.Repair: c.Repair(),
 }
@@ -47,6 +48,7 @@ EXPECTED: dict[type, tuple[str, ...]] = {
     c.TakeAway: (LOST, LOST, "SCHEDULED", LOST, LOST, LOST, LOST),
     c.FallDue: (SAME, SAME, SAME, SAME, SAME, SAME, SAME),
     c.Update: ("SCHEDULED", "PENDING", NOT_NOW, OVER, OVER, OVER, OVER),
+    c.Retry: (SAME, SAME, SAME, OVER, "PENDING", OVER, "PENDING"),
     c.Delete: (NOT_NOW, NOT_NOW, NOT_NOW, "deleted", "deleted", "deleted", "deleted"),
     c.Repair: ("SCHEDULED", "PENDING", "RUNNING", SAME, SAME, SAME, SAME),
 }
@@ -109,10 +111,14 @@ def test_a_claim_compares_ready_key_and_witness() -> None:
     assert TRANSITIONS[S.PENDING, c.ClaimIt].guard is Guard.READY
 
 
-def test_no_terminal_state_is_left_but_by_deletion() -> None:
+def test_no_terminal_state_is_left_but_by_deletion_and_failed_ones_by_a_retry() -> None:
     left = {(state, kind) for state, kind in TRANSITIONS if state in TERMINAL}
 
-    assert left == {(state, c.Delete) for state in TERMINAL}
+    assert left == {(state, c.Delete) for state in TERMINAL} | {(state, c.Retry) for state in FAILED}
+
+
+def test_a_retry_compares_that_nobody_has_taken_the_unique_key() -> None:
+    assert {TRANSITIONS[state, c.Retry].guard for state in FAILED} == {Guard.REVIVE}
 
 
 def test_submission_compares_absence() -> None:

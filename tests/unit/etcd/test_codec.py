@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.job import Attempt, AttemptOutcome, Claim, Job, JobState, Progress, Terms
+from coordinator.core.job import Attempt, AttemptOutcome, Claim, Job, JobState, Progress, Rollback, Terms
 from coordinator.core.rank import Rank
 from coordinator.core.retry import RetryPolicy
 from coordinator.errors import CodecError
@@ -52,6 +52,10 @@ all_terms = st.builds(
     payload_size=small,
     digest=st.binary(max_size=32),
     request_digest=st.binary(max_size=16),
+    rollback=st.none()
+    | st.builds(
+        Rollback, queue=st.just("q"), type=st.just("t"), payload=st.binary(max_size=9), content_type=text
+    ),
 )
 ended = st.builds(
     Attempt,
@@ -90,6 +94,9 @@ jobs = st.builds(
     result_size=small,
     end_reason=text,
     settle_ms=ms,
+    retry_ms=ms,
+    retry_digest=st.binary(max_size=16),
+    rollback_job=text,
 )
 
 
@@ -114,6 +121,7 @@ def filled(kind: type, **fixed: object) -> dict[str, object]:
         "JobState | None": JobState.DEAD,
         "AttemptOutcome": AttemptOutcome.FAILED,
         "Progress | None": Progress(ratio=0.5, note="half"),
+        "Rollback | None": Rollback(queue="r", type="t", payload=b"p", content_type="c", priority=2),
     }
     return {field.name: fixed.get(field.name, samples.get(str(field.type))) for field in fields(kind)}
 

@@ -279,6 +279,8 @@ class StateRecord(google.protobuf.message.Message):
     END_REASON_FIELD_NUMBER: builtins.int
     SETTLE_MS_FIELD_NUMBER: builtins.int
     ROLLBACK_JOB_FIELD_NUMBER: builtins.int
+    RETRY_MS_FIELD_NUMBER: builtins.int
+    RETRY_DIGEST_FIELD_NUMBER: builtins.int
     format: builtins.int
     state: builtins.int
     ready_ms: builtins.int
@@ -298,6 +300,9 @@ class StateRecord(google.protobuf.message.Message):
     end_reason: builtins.str
     settle_ms: builtins.int
     rollback_job: builtins.str
+    retry_ms: builtins.int
+    """The last retry by hand: when, and under which request id (digest)."""
+    retry_digest: builtins.bytes
     @property
     def terms(self) -> global___TermsRecord: ...
     @property
@@ -328,9 +333,11 @@ class StateRecord(google.protobuf.message.Message):
         end_reason: builtins.str = ...,
         settle_ms: builtins.int = ...,
         rollback_job: builtins.str = ...,
+        retry_ms: builtins.int = ...,
+        retry_digest: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["progress", b"progress", "terms", b"terms"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "attempts", b"attempts", "cancel_reason", b"cancel_reason", "cancel_requested", b"cancel_requested", "end_reason", b"end_reason", "failures", b"failures", "format", b"format", "hold_ms", b"hold_ms", "lease_losses", b"lease_losses", "progress", b"progress", "rank_counter", b"rank_counter", "rank_ms", b"rank_ms", "ready_ms", b"ready_ms", "result", b"result", "result_content_type", b"result_content_type", "result_size", b"result_size", "rollback_job", b"rollback_job", "settle_ms", b"settle_ms", "state", b"state", "terms", b"terms", "uncharged", b"uncharged"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "attempts", b"attempts", "cancel_reason", b"cancel_reason", "cancel_requested", b"cancel_requested", "end_reason", b"end_reason", "failures", b"failures", "format", b"format", "hold_ms", b"hold_ms", "lease_losses", b"lease_losses", "progress", b"progress", "rank_counter", b"rank_counter", "rank_ms", b"rank_ms", "ready_ms", b"ready_ms", "result", b"result", "result_content_type", b"result_content_type", "result_size", b"result_size", "retry_digest", b"retry_digest", "retry_ms", b"retry_ms", "rollback_job", b"rollback_job", "settle_ms", b"settle_ms", "state", b"state", "terms", b"terms", "uncharged", b"uncharged"]) -> None: ...
 
 global___StateRecord = StateRecord
 
