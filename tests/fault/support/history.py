@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import grpc
 
 from coordinator.core.fencing import make_token
+from coordinator.errors import StorageFull
 from coordinator.etcd.client import EtcdClient, EtcdConfig
 from coordinator.etcd.codec import decode_epoch
 from coordinator.etcd.keys import KeySpace
@@ -62,8 +63,15 @@ async def read_history(endpoints: Sequence[str], namespace: str, *, start: int =
     async with EtcdClient(EtcdConfig(endpoints=tuple(endpoints))) as client:
         found = await client.range(space.epoch, timeout=_TIMEOUT)
         epoch = decode_epoch(found.kvs[0].value) if found.kvs else 0
-        mark = root + b"zz-judge/" + uuid.uuid4().hex.encode()
-        until = (await client.put(mark, b"", timeout=_TIMEOUT)).header.revision
+        marks = root + b"zz-judge/"
+        try:
+            marked = await client.put(marks + uuid.uuid4().hex.encode(), b"", timeout=_TIMEOUT)
+            until = marked.header.revision
+        except StorageFull:
+            # What etcd takes even then is a deletion: of the marks of earlier readings.
+            dropped = await client.delete_range(marks, marks[:-1] + b"0", timeout=_TIMEOUT)
+            assert dropped.deleted, "the store is full, and nobody read its history before"
+            until = dropped.header.revision
     events = await _watch(endpoints, root, root[:-1] + b"0", start, until)
     return History(namespace=namespace, root=root, epoch=epoch, steps=tuple(_steps(events)))
 
