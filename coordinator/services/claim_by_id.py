@@ -16,12 +16,13 @@ from typing import Final
 
 from coordinator import failpoints
 from coordinator.core.commands import ClaimIt
-from coordinator.core.job import AttemptOutcome, Claim, JobState
+from coordinator.core.job import AttemptOutcome, Claim, Job, JobState
 from coordinator.core.machine import Decision, Refusal, decide
 from coordinator.errors import LeasekeeperError, Reason, RequestError, StorageError
 from coordinator.ports import Clock, Commit, JobStore, NamespaceFeeds, Operation, Present, Stored
 from coordinator.services.abandoned import Abandoned
 from coordinator.services.api import ClaimedJob
+from coordinator.services.circuit_gate import ALL_CLOSED, CircuitGate
 from coordinator.services.claiming import (
     Delivery,
     claim_for,
@@ -38,6 +39,7 @@ from coordinator.services.index import Index
 from coordinator.services.job_lines import JobLines, Line, Place
 from coordinator.services.redelivery import Redelivery
 from coordinator.services.storage_errors import refused
+from coordinator.services.waiters import Pair
 from coordinator.services.waiting import wait_event
 from coordinator.services.window import Entry, Window
 
@@ -121,6 +123,7 @@ class ClaimById:
         clock: time.
         config: limits.
         expired: called with (namespace, job id) for a waiting job whose time has run out; it must not block.
+        circuits: what holds jobs back.
     """
 
     def __init__(
@@ -139,6 +142,7 @@ class ClaimById:
         config: ClaimByIdConfig,
         *,
         expired: Callable[[str, str], None],
+        circuits: CircuitGate = ALL_CLOSED,
     ) -> None:
         self._jobs = jobs
         self._feeds = feeds
@@ -153,6 +157,7 @@ class ClaimById:
         self._clock = clock
         self._config = config
         self._expired = expired
+        self._circuits = circuits
         self._draining = False
         self.conflicts = 0
 
@@ -171,8 +176,8 @@ class ClaimById:
 
         Raises:
             RequestError: JOB_NOT_FOUND, JOB_TERMINAL, NOT_CLAIMABLE, CLAIM_HELD, RELOCK_THROTTLED (the store
-            was not asked), SESSION_NOT_FOUND, SESSION_FULL, DRAINING, NOT_READY, ETCD_UNAVAILABLE,
-            OUTCOME_UNKNOWN.
+            was not asked), CIRCUIT_OPEN (also of a call that would wait), SESSION_NOT_FOUND, SESSION_FULL,
+            DRAINING, NOT_READY, ETCD_UNAVAILABLE, OUTCOME_UNKNOWN.
         """
         if self._draining:
             raise RequestError(Reason.DRAINING, "this coordinator is stopping", retry_after_ms=100)
@@ -340,7 +345,27 @@ class ClaimById:
         if self._holders.held_by(call.namespace, call.session_id) >= self._config.session_keys:
             raise session_full(self._config.session_keys)
         commit_by = min(call.deadline, self._clock.monotonic() + self._config.commit_timeout)
-        return await self._commit(call, claim_operation(stored, decision, claim, commit_by, want_spec=True))
+        operation = claim_operation(stored, decision, claim, commit_by, want_spec=True)
+        terms = stored.job.terms
+        pair = (call.namespace, terms.queue, terms.type)
+        if pair in self._circuits.barred:
+            return await self._as_probe(call, pair, stored.job, operation, commit_by)
+        return await self._commit(call, operation)
+
+    async def _as_probe(
+        self, call: _Call, pair: Pair, job: Job, operation: Operation, commit_by: float
+    ) -> ClaimedJob | RequestError | None:
+        circuits = self._circuits
+        probe = await circuits.take_slot(pair, job, commit_by) if circuits.may_probe(pair) else None
+        if probe is None:
+            return circuits.refusal(pair) if pair in circuits.barred else None
+        outcome: ClaimedJob | RequestError | None = None
+        try:
+            outcome = await self._commit(call, operation)
+        finally:
+            if not isinstance(outcome, ClaimedJob):
+                circuits.give_back(pair, probe)
+        return outcome
 
     def _decide(
         self, call: _Call, stored: Stored | None, held: Claim | None

@@ -28,6 +28,7 @@ from coordinator.ports import (
 from coordinator.services.abandoned import Abandoned
 from coordinator.services.api import ClaimedJob, ClaimQuery
 from coordinator.services.arrivals import Arrivals
+from coordinator.services.circuit_gate import ALL_CLOSED, CircuitGate
 from coordinator.services.claim_by_id import ClaimById, OneClaim
 from coordinator.services.claiming import (
     Delivery,
@@ -75,6 +76,7 @@ class Dispatch:
 
     Args:
         expired: called with (namespace, job id) for a waiting job whose time has run out; it must not block.
+        circuits: what holds jobs back.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class Dispatch:
         config: DispatchConfig,
         *,
         expired: Callable[[str, str], None],
+        circuits: CircuitGate = ALL_CLOSED,
     ) -> None:
         self._jobs = jobs
         self._sessions = sessions
@@ -113,6 +116,7 @@ class Dispatch:
         self._entropy = entropy
         self._config = config
         self._expired = expired
+        self._circuits = circuits
         self._draining = False
         self.conflicts = 0
 
@@ -153,6 +157,9 @@ class Dispatch:
         place = self._waiters.number()
         known = self._holders.session(namespace, query.session_id) is not None
         for _ in range(_ROUNDS):
+            probe = await self._probe(namespace, query, pairs, nonce, deadline)
+            if probe:
+                return probe
             proposals = self._propose(namespace, query, pairs, nonce, deadline)
             if proposals:
                 claimed = await self._commit(namespace, query.session_id, nonce, proposals)
@@ -168,7 +175,7 @@ class Dispatch:
                 continue
             for pair in pairs:
                 self._index.hungry(pair)
-                if self._index.window(pair):
+                if self._index.window(pair) and pair not in self._circuits.barred:
                     self._arrivals.look_again(pair)
             if not await self._wait(self._waiters.add(place, pairs), left):
                 break
@@ -182,7 +189,8 @@ class Dispatch:
         wait. Each who is woken passes on as it leaves, so one wake a line is enough.
         """
         for pair in pairs:
-            if self._waiters.waiting_for(pair) and self._index.window(pair):
+            waits = self._waiters.waiting_for(pair) and self._index.window(pair)
+            if waits and pair not in self._circuits.barred:
                 self._waiters.wake_one(pair)
 
     async def claim_job(self, namespace: str, wanted: OneClaim, deadline: float) -> ClaimedJob:
@@ -194,28 +202,72 @@ class Dispatch:
     def _propose(
         self, namespace: str, query: ClaimQuery, pairs: tuple[Pair, ...], nonce: bytes, deadline: float
     ) -> list[_Proposal]:
-        room = self._config.session_keys - self._holders.held_by(namespace, query.session_id)
-        if room <= 0:
-            raise session_full(self._config.session_keys)
+        room = self._room(namespace, query.session_id)
         now, now_ms = self._clock.monotonic(), self._clock.now_ms()
         commit_by = min(deadline, now + self._config.commit_timeout)
         proposals: list[_Proposal] = []
         size = 0
         for window, entry in self._candidates(pairs, min(query.max_jobs, room), now):
-            job = entry.stored.job
-            size += job_bytes(job, self._config.checkpoint_reserve)
+            size += job_bytes(entry.stored.job, self._config.checkpoint_reserve)
             if proposals and size > self._config.reply_bytes:
                 break
-            window.take(entry)
-            claim = claim_for(job, query.session_id, nonce, now_ms)
-            outcome = decide(job, None, ClaimIt(claim=claim), now_ms)
-            if not isinstance(outcome, Decision):
-                window.drop(entry)
-                self._expired(namespace, job.job_id)
-                continue
-            operation = claim_operation(entry.stored, outcome, claim, commit_by, want_spec=entry.spec is None)
-            proposals.append(_Proposal(window, entry, operation))
+            proposal = self._proposal(window, entry, query.session_id, nonce, now_ms, commit_by)
+            if proposal is not None:
+                proposals.append(proposal)
         return proposals
+
+    def _room(self, namespace: str, session_id: str) -> int:
+        room = self._config.session_keys - self._holders.held_by(namespace, session_id)
+        if room <= 0:
+            raise session_full(self._config.session_keys)
+        return room
+
+    def _proposal(
+        self, window: Window, entry: Entry, session_id: str, nonce: bytes, now_ms: int, commit_by: float
+    ) -> _Proposal | None:
+        """Take an entry out of its window; None: its time in the queue is over."""
+        job = entry.stored.job
+        window.take(entry)
+        claim = claim_for(job, session_id, nonce, now_ms)
+        outcome = decide(job, None, ClaimIt(claim=claim), now_ms)
+        if not isinstance(outcome, Decision):
+            window.drop(entry)
+            self._expired(job.namespace, job.job_id)
+            return None
+        operation = claim_operation(entry.stored, outcome, claim, commit_by, want_spec=entry.spec is None)
+        return _Proposal(window, entry, operation)
+
+    async def _probe(
+        self, namespace: str, query: ClaimQuery, pairs: tuple[Pair, ...], nonce: bytes, deadline: float
+    ) -> list[ClaimedJob]:
+        """One job of a circuit that wants a probe, before all others: else one that is busy with other types
+        would never find out."""
+        if not self._circuits.barred:
+            return []
+        for pair in pairs:
+            if not self._circuits.may_probe(pair):
+                continue
+            self._room(namespace, query.session_id)
+            window = self._index.window(pair)
+            if window is None or not window:
+                continue
+            [entry] = window.peek(1)
+            commit_by = min(deadline, self._clock.monotonic() + self._config.commit_timeout)
+            probe = await self._circuits.take_slot(pair, entry.stored.job, commit_by)
+            if probe is None:
+                continue
+            claimed: list[ClaimedJob] = []
+            try:
+                now_ms = self._clock.now_ms()
+                proposal = self._proposal(window, entry, query.session_id, nonce, now_ms, commit_by)
+                if proposal is not None:
+                    claimed = await self._commit(namespace, query.session_id, nonce, [proposal])
+            finally:
+                if not claimed:
+                    self._circuits.give_back(pair, probe)
+            if claimed:
+                return claimed
+        return []
 
     def _candidates(self, pairs: tuple[Pair, ...], wanted: int, now: float) -> list[tuple[Window, Entry]]:
         """The best ``wanted`` jobs over all windows; with other coordinators about, first those that are
@@ -223,9 +275,10 @@ class Dispatch:
         alone = self._arrivals.alone
         depth = wanted if alone else wanted * self._config.candidates
         found: list[tuple[Window, Entry]] = []
+        barred = self._circuits.barred
         for pair in pairs:
             window = self._index.window(pair)
-            if window is not None:
+            if window is not None and pair not in barred:
                 found.extend((window, entry) for entry in window.peek(depth))
         if len(pairs) > 1:
             found.sort(key=lambda candidate: candidate[1].key)

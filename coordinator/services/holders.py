@@ -74,6 +74,7 @@ class Holders:
         notices: told once of each claim whose session beats and whose handler does not move: for half of its
             job's heartbeat timeout; or for ``hung_after_ms``, if its job has none and it has moved before.
         hung_after_ms: None: a handler without a heartbeat timeout is never said to hang.
+        ended: called with (namespace, claim) for each claim that the watch saw end; it must not block.
     """
 
     def __init__(
@@ -82,10 +83,12 @@ class Holders:
         *,
         notices: Notices,
         hung_after_ms: int | None = None,
+        ended: Callable[[str, Claim], None] = lambda namespace, claim: None,
     ) -> None:
         self._suspect = suspect
         self._notices = notices
         self._hung_after_ms = hung_after_ms
+        self._ended = ended
         self._held: dict[tuple[str, str], _Held] = {}
         self._of_session: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
         self._sessions: dict[tuple[str, str], Session] = {}
@@ -175,6 +178,7 @@ class Holders:
         del self._held[namespace, job_id]
         session_id = held.claim.session
         self._leave_session(namespace, job_id, session_id)
+        self._ended(namespace, held.claim)
         suspect = Suspect(namespace, job_id, session_id, held.claim.token)
         ended = (namespace, session_id, revision) in self._ended_sessions
         if ended or (namespace, session_id) in self._closed_holding:
