@@ -107,7 +107,7 @@ async def storm(etcd: EtcdProcess, namespace: str, folder: Path, coordinators: i
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("obey", [True, False], ids=["who obey", "who ignore what they are told"])
+@pytest.mark.parametrize("obey", [True, False], ids=["obey", "ignore"])
 async def test_of_two_hundred_contenders_four_a_second_reach_etcd_and_one_has_the_job_in_time(
     obey: bool, own_etcd: EtcdProcess, own_court: Court, tmp_path: Path
 ) -> None:

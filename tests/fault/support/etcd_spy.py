@@ -108,6 +108,6 @@ class EtcdSpy(grpc.GenericRpcHandler):
             self.looks.append(now)
 
     def _kind(self, key: bytes) -> str:
-        """Which kind of key of the job it is, empty for another job's: ``/leasekeeper/<ns>/<kind>/…/<job>``."""
+        """The kind of a key of the job (``/leasekeeper/<ns>/<kind>/…/<job>``), empty for another job's."""
         parts = key.split(b"/")
         return parts[3].decode() if len(parts) > 4 and parts[-1] == self._job else ""

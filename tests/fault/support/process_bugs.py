@@ -229,3 +229,28 @@ def the_watermarks_stop_nobody() -> None:
     from coordinator.etcd.storage_gauge import EtcdStorageGauge
 
     EtcdStorageGauge.accepts_submissions = property(lambda self: True)  # type: ignore[assignment]
+
+
+@_bug(
+    "test_contention.py::test_of_two_hundred_contenders_four_a_second_reach_etcd_and_one_has_the_job_in_time[ignore]",
+    says="most_in_a_second",
+)
+def every_contender_may_try() -> None:
+    from coordinator.core.bucket import UNTRIED
+    from coordinator.services.contention import Contention
+
+    def place(self: Any, resource: Any, *, in_line: bool) -> int:
+        self._tries[resource] = self._tries.get(resource, UNTRIED).begun()
+        return 0
+
+    Contention._place = place  # type: ignore[method-assign]
+
+
+@_bug(
+    "test_contention.py::test_of_two_hundred_who_wait_at_two_coordinators_one_is_woken_and_few_look",
+    says="waiting is not polling",
+)
+def whoever_waits_polls() -> None:
+    from coordinator.services.claim_by_id import ClaimById
+
+    ClaimById._due_in = lambda self, call, line, now: 0.0  # type: ignore[method-assign]
