@@ -69,10 +69,13 @@ class WorkerServiceStub:
         leasekeeper.v1.worker_service_pb2.ClaimJobRequest,
         leasekeeper.v1.worker_service_pb2.ClaimJobResponse,
     ]
-    """Claims one job by its id; may wait for it.
+    """Claims one job by its id; may wait for it, in line behind others who wait. Who does not wait and fails is told a delay that
+    grows with each failure; who comes earlier is refused without a look.
 
     NOT_FOUND: JOB_NOT_FOUND, SESSION_NOT_FOUND. FAILED_PRECONDITION: JOB_TERMINAL, NOT_CLAIMABLE (not due yet), SESSION_FULL.
     ABORTED: CLAIM_HELD (metadata: holder, token; RetryInfo).
+    RESOURCE_EXHAUSTED: RELOCK_THROTTLED (metadata: job_id, limit_of "session" or "job"; RetryInfo; only without `wait`, or where the
+    wait was over before anybody could look).
     """
 
     CompleteJob: grpc.UnaryUnaryMultiCallable[
@@ -170,10 +173,13 @@ class WorkerServiceAsyncStub:
         leasekeeper.v1.worker_service_pb2.ClaimJobRequest,
         leasekeeper.v1.worker_service_pb2.ClaimJobResponse,
     ]
-    """Claims one job by its id; may wait for it.
+    """Claims one job by its id; may wait for it, in line behind others who wait. Who does not wait and fails is told a delay that
+    grows with each failure; who comes earlier is refused without a look.
 
     NOT_FOUND: JOB_NOT_FOUND, SESSION_NOT_FOUND. FAILED_PRECONDITION: JOB_TERMINAL, NOT_CLAIMABLE (not due yet), SESSION_FULL.
     ABORTED: CLAIM_HELD (metadata: holder, token; RetryInfo).
+    RESOURCE_EXHAUSTED: RELOCK_THROTTLED (metadata: job_id, limit_of "session" or "job"; RetryInfo; only without `wait`, or where the
+    wait was over before anybody could look).
     """
 
     CompleteJob: grpc.aio.UnaryUnaryMultiCallable[
@@ -281,10 +287,13 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
         request: leasekeeper.v1.worker_service_pb2.ClaimJobRequest,
         context: _ServicerContext,
     ) -> typing.Union[leasekeeper.v1.worker_service_pb2.ClaimJobResponse, collections.abc.Awaitable[leasekeeper.v1.worker_service_pb2.ClaimJobResponse]]:
-        """Claims one job by its id; may wait for it.
+        """Claims one job by its id; may wait for it, in line behind others who wait. Who does not wait and fails is told a delay that
+        grows with each failure; who comes earlier is refused without a look.
 
         NOT_FOUND: JOB_NOT_FOUND, SESSION_NOT_FOUND. FAILED_PRECONDITION: JOB_TERMINAL, NOT_CLAIMABLE (not due yet), SESSION_FULL.
         ABORTED: CLAIM_HELD (metadata: holder, token; RetryInfo).
+        RESOURCE_EXHAUSTED: RELOCK_THROTTLED (metadata: job_id, limit_of "session" or "job"; RetryInfo; only without `wait`, or where the
+        wait was over before anybody could look).
         """
 
     @abc.abstractmethod
