@@ -138,7 +138,12 @@ def service_readings(index: Index, dispatch: Dispatch, late: LateCalls) -> Seque
         Reading(
             name="claim_conflicts",
             help="Claims that lost: the job had been taken, or changed.",
-            read=lambda: dispatch.conflicts,
+            read=lambda: dispatch.conflicts + dispatch.by_id.conflicts,
+        ),
+        Reading(
+            name="relock_throttled",
+            help="Claims by id that were refused without asking etcd.",
+            read=lambda: dispatch.by_id.throttled,
         ),
         Reading(
             name="claims_waiting",

@@ -166,6 +166,11 @@ class ClaimById:
         """Calls that wait in line."""
         return len(self._lines)
 
+    @property
+    def throttled(self) -> int:
+        """Calls that were refused without a look."""
+        return self._contention.throttled
+
     def drain(self) -> None:
         """Answer whoever waits, and refuse new calls."""
         self._draining = True

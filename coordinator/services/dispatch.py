@@ -111,7 +111,7 @@ class Dispatch:
         self._abandoned = abandoned
         self._redelivery = redelivery
         self._delivery = delivery
-        self._by_id = by_id
+        self.by_id = by_id
         self._clock = clock
         self._entropy = entropy
         self._config = config
@@ -123,13 +123,13 @@ class Dispatch:
     def drain(self) -> None:
         """Answer every long poll with nothing and refuse new ones."""
         self._draining = True
-        self._by_id.drain()
+        self.by_id.drain()
         self._waiters.wake_all()
 
     @property
     def waiting(self) -> int:
         """Long polls under way."""
-        return len(self._waiters) + self._by_id.waiting
+        return len(self._waiters) + self.by_id.waiting
 
     async def claim_jobs(self, namespace: str, query: ClaimQuery, deadline: float) -> list[ClaimedJob]:
         """Up to ``query.max_jobs`` jobs; waits for the first, at most ``query.wait_ms``.
@@ -195,7 +195,7 @@ class Dispatch:
 
     async def claim_job(self, namespace: str, wanted: OneClaim, deadline: float) -> ClaimedJob:
         """One job by its id. See ``ClaimById.claim``."""
-        return await self._by_id.claim(namespace, wanted, deadline)
+        return await self.by_id.claim(namespace, wanted, deadline)
 
     # -- one round
 
