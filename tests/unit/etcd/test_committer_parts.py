@@ -61,6 +61,7 @@ def make_entry(
     size: int = 1,
     reply: int = 1,
     deadline: float = 1.0,
+    starts: bool = False,
     limits: GroupLimits | None = None,
 ) -> Entry:
     op = GuardedOp(
@@ -71,31 +72,30 @@ def make_entry(
         deadline=deadline,
     )
     entry = OpEntry(op)
+    entry.starts = starts
     entry.future = loop.create_future()
     entry.check_size(limits or GroupLimits())
     return entry
 
 
-@given(
-    st.lists(
-        st.tuples(
-            st.integers(1, 127),
-            st.sampled_from([1, 1000, 9000, 30_000]),
-            st.sampled_from([1, 100, 900, 3000]),
-        ),
-        max_size=80,
-    ),
-    st.integers(1, 90),
+SHAPES = st.tuples(
+    st.integers(1, 127),
+    st.sampled_from([1, 1000, 9000, 30_000]),
+    st.sampled_from([1, 100, 900, 3000]),
+    st.booleans(),
 )
+
+
+@given(st.lists(SHAPES, max_size=80), st.integers(1, 90))
 def test_every_group_keeps_every_limit_or_holds_one_operation(
-    shapes: list[tuple[int, int, int]], max_ops: int
+    shapes: list[tuple[int, int, int, bool]], max_ops: int
 ) -> None:
     limits = GroupLimits(max_ops=max_ops, request_bytes=20_000, reply_bytes=2000)
     loop = asyncio.new_event_loop()
     try:
         entries = [
-            make_entry(loop, width=width, size=size, reply=reply, limits=limits)
-            for width, size, reply in shapes
+            make_entry(loop, width=width, size=size, reply=reply, starts=starts, limits=limits)
+            for width, size, reply, starts in shapes
         ]
     finally:
         loop.close()
@@ -115,8 +115,68 @@ def test_every_group_keeps_every_limit_or_holds_one_operation(
             assert sum(entry.reply_bytes for entry in group) <= limits.reply_bytes
         if len(group) == max_ops:
             assert full
-    assert taken == entries  # nobody is passed over
+    for starts in (False, True):  # nobody is passed over by his like
+        assert [e for e in taken if e.starts is starts] == [e for e in entries if e.starts is starts]
     assert not queue.full_group_waits()
+
+
+def filled(max_ops: int, *, new: int, under_way: int) -> ReadyQueue:
+    loop = asyncio.new_event_loop()
+    try:
+        entries = [make_entry(loop, starts=True)] * new + [make_entry(loop)] * under_way
+    finally:
+        loop.close()
+    queue = ReadyQueue(GroupLimits(max_ops=max_ops))
+    for entry in entries:
+        queue.push(entry)
+    return queue
+
+
+def begun(group: list[Entry]) -> int:
+    return sum(entry.starts for entry in group)
+
+
+@given(st.integers(1, 90), st.integers(0, 200), st.integers(0, 200))
+def test_no_place_stays_empty_while_somebody_waits(max_ops: int, new: int, under_way: int) -> None:
+    queue = filled(max_ops, new=new, under_way=under_way)
+    waiting = new + under_way
+    while waiting:
+        group = queue.take()
+        assert len(group) == min(max_ops, waiting)
+        waiting -= len(group)
+
+
+def test_new_work_waits_for_work_under_way_but_for_a_quarter_of_the_places() -> None:
+    queue = filled(80, new=400, under_way=400)
+    assert [begun(queue.take()) for _ in range(8)] == [20, 20, 20, 20, 20, 20, 40, 80]
+
+
+def test_new_work_that_is_seldom_earns_no_right_to_more() -> None:
+    queue = filled(80, new=0, under_way=2_000)
+    [rare] = filled(1, new=1, under_way=0).take()
+    for _ in range(10):
+        queue.push(rare)
+        assert begun(queue.take()) == 1
+    for _ in range(100):
+        queue.push(rare)
+    assert begun(queue.take()) == 20
+
+
+def test_the_smallest_groups_do_not_starve_new_work() -> None:
+    queue = filled(1, new=3, under_way=20)
+    assert [begun(queue.take()) for _ in range(12)] == [0, 0, 0, 1] * 3
+
+
+def test_new_work_gets_its_right_beside_operations_that_fill_a_group_by_their_size() -> None:
+    loop = asyncio.new_event_loop()
+    try:
+        large, new = make_entry(loop, size=9_000), make_entry(loop, starts=True)
+    finally:
+        loop.close()
+    queue = ReadyQueue(GroupLimits(max_ops=8, request_bytes=10_000))
+    for entry in [new] * 8 + [large] * 20:
+        queue.push(entry)
+    assert sum(begun(queue.take()) for _ in range(8)) == 8
 
 
 @given(st.lists(st.floats(0, 10), max_size=40), st.lists(st.floats(0, 0.5), max_size=40))
