@@ -461,3 +461,24 @@ async def test_a_cancelled_job_is_told_as_ended() -> None:
     with pytest.raises(RequestError) as told:
         await asyncio.wait_for(task, 1)
     assert told.value.reason is Reason.JOB_TERMINAL
+
+
+async def test_of_two_lines_at_two_coordinators_that_of_the_preferred_one_looks_alone() -> None:
+    members = ["c1", "c2"]
+    first = await bench_with(members=members)
+    for number, owner in enumerate((HOLDER, session(0), session(1))):
+        await open_session(first.session_store, a_session(owner, ttl_ms=HOUR_MS + number))
+    await first.submit("a")
+    claimed = await first.claim_one("a", request="holder", session=HOLDER)
+    second = await bench_with(first.etcd, own_id="c2", members=members)
+    assert second.arrivals.is_ours("a")
+    tasks = [wait_in_line(first, 0), wait_in_line(second, 1)]
+    await until(lambda: first.dispatch.waiting == second.dispatch.waiting == 1)
+    await first.clock.advance(0)
+    looks = watched(first)
+    await let_go(first, claimed)
+    assert (await asyncio.wait_for(tasks[1], 1)).claim.session == session(1)
+    await asyncio.sleep(5 * first.arrivals.steal_delay)
+    assert looks.times == []
+    assert not tasks[0].done()
+    await end(tasks)
