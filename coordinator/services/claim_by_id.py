@@ -9,28 +9,18 @@ What is known proposes, as everywhere: a claim is made by the Txn alone.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from coordinator import failpoints
-from coordinator.core.commands import ClaimIt
-from coordinator.core.job import AttemptOutcome, Claim, Job, JobState
-from coordinator.core.machine import Decision, Refusal, decide
-from coordinator.errors import LeasekeeperError, Reason, RequestError, StorageError
-from coordinator.ports import Clock, Commit, JobStore, NamespaceFeeds, Operation, Present, Stored
+from coordinator.core.job import AttemptOutcome, JobState
+from coordinator.errors import Reason, RequestError
+from coordinator.ports import Clock, Commit, JobStore, NamespaceFeeds, Operation, Present
 from coordinator.services.abandoned import Abandoned
 from coordinator.services.api import ClaimedJob
 from coordinator.services.circuit_gate import ALL_CLOSED, CircuitGate
-from coordinator.services.claiming import (
-    Delivery,
-    claim_for,
-    claim_operation,
-    session_full,
-    session_not_found,
-)
-from coordinator.services.commits import commit_each
+from coordinator.services.claim_look import ClaimCall, ClaimLook, is_held
+from coordinator.services.claiming import Delivery, session_not_found
 from coordinator.services.contention import Contention, Resource, Throttled, Try
 from coordinator.services.digests import claim_nonce
 from coordinator.services.fencing import check_present
@@ -38,10 +28,7 @@ from coordinator.services.holders import Holders
 from coordinator.services.index import Index
 from coordinator.services.job_lines import JobLines, Line, Place
 from coordinator.services.redelivery import Redelivery
-from coordinator.services.storage_errors import refused
-from coordinator.services.waiters import Pair
 from coordinator.services.waiting import wait_event
-from coordinator.services.window import Entry, Window
 
 __all__ = ["JOB", "ClaimById", "ClaimByIdConfig", "OneClaim"]
 
@@ -92,20 +79,6 @@ class OneClaim:
     repeat: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Call:
-    namespace: str
-    session_id: str
-    nonce: bytes
-    job_id: str
-    repeat: bool
-    deadline: float
-
-    @property
-    def resource(self) -> Resource:
-        return Resource(JOB, self.namespace, self.job_id)
-
-
 class ClaimById:
     """Claims by id.
 
@@ -144,22 +117,32 @@ class ClaimById:
         expired: Callable[[str, str], None],
         circuits: CircuitGate = ALL_CLOSED,
     ) -> None:
-        self._jobs = jobs
         self._feeds = feeds
         self._present = present
         self._index = index
         self._holders = holders
         self._lines = lines
         self._contention = contention
-        self._delivery = delivery
-        self._redelivery = redelivery
-        self._abandoned = abandoned
         self._clock = clock
         self._config = config
-        self._expired = expired
-        self._circuits = circuits
         self._draining = False
-        self.conflicts = 0
+        self._store = ClaimLook(
+            jobs,
+            holders,
+            delivery,
+            redelivery,
+            abandoned,
+            circuits,
+            clock,
+            session_keys=config.session_keys,
+            commit_timeout=config.commit_timeout,
+            expired=expired,
+        )
+
+    @property
+    def conflicts(self) -> int:
+        """Claims that lost: the job had been taken, or changed."""
+        return self._store.conflicts
 
     @property
     def waiting(self) -> int:
@@ -188,17 +171,16 @@ class ClaimById:
             raise RequestError(Reason.DRAINING, "this coordinator is stopping", retry_after_ms=100)
         check_present(self._present)
         await self._feeds.ensure(namespace, deadline=deadline)
-        call = _Call(
+        call = ClaimCall(
             namespace=namespace,
             session_id=wanted.session_id,
             nonce=claim_nonce(wanted.session_id, wanted.request_id),
             job_id=wanted.job_id,
-            repeat=wanted.repeat,
             deadline=deadline,
         )
-        if _is_own(call, self._holders.claim(namespace, wanted.job_id)):
+        if call.owns(self._holders.claim(namespace, wanted.job_id)):
             # It has it already: nothing that contention could refuse.
-            outcome = await self._look(call)
+            outcome = await self._store.look(call)
             if isinstance(outcome, ClaimedJob):
                 return outcome
         if wanted.wait_ms <= 0:
@@ -206,7 +188,7 @@ class ClaimById:
         until = min(deadline, self._clock.monotonic() + wanted.wait_ms / 1000)
         line, place = self._lines.join(namespace, wanted.job_id)
         try:
-            return await self._in_line(call, line, place, until)
+            return await self._in_line(call, line, place, until, own_look=wanted.repeat)
         finally:
             self._lines.leave(namespace, wanted.job_id, line, place)
 
@@ -221,9 +203,9 @@ class ClaimById:
 
     # -- without waiting
 
-    async def _at_once(self, call: _Call) -> ClaimedJob:
+    async def _at_once(self, call: ClaimCall) -> ClaimedJob:
         for _ in range(_ROUNDS):
-            one = self._contention.begin(call.session_id, call.resource)
+            one = self._contention.begin(call.session_id, _resource(call))
             if isinstance(one, Throttled):
                 raise _throttled(call, one)
             outcome = await self._tried(call, one)
@@ -231,16 +213,16 @@ class ClaimById:
                 return outcome
             if outcome is not None:
                 if outcome.reason in _CONTENDED:
-                    delay = self._contention.charged(call.session_id, call.resource)
+                    delay = self._contention.charged(call.session_id, _resource(call))
                     raise _told_again(outcome, max(delay, outcome.retry_after_ms or 0))
                 raise outcome
         raise RequestError(Reason.TOO_MANY_REQUESTS, "the job changes hands too fast", retry_after_ms=100)
 
-    async def _tried(self, call: _Call, one: Try) -> ClaimedJob | RequestError | None:
-        """As `_look`; whatever happens, the try has ended."""
+    async def _tried(self, call: ClaimCall, one: Try) -> ClaimedJob | RequestError | None:
+        """As `ClaimLook.look`; whatever happens, the try has ended."""
         won = False
         try:
-            outcome = await self._look(call)
+            outcome = await self._store.look(call)
             won = isinstance(outcome, ClaimedJob)
         finally:
             self._contention.end(one, won=won)
@@ -248,9 +230,11 @@ class ClaimById:
 
     # -- waiting
 
-    async def _in_line(self, call: _Call, line: Line, place: Place, until: float) -> ClaimedJob:
+    async def _in_line(
+        self, call: ClaimCall, line: Line, place: Place, until: float, *, own_look: bool
+    ) -> ClaimedJob:
+        """Wait for it. ``own_look``: a repeat may have its claim already, and nobody else would see."""
         opened = self._is_open(call)
-        own_look = call.repeat  # what it claimed before may stand already, and nobody else would see
         for _ in range(_ROUNDS):
             place.moved.clear()
             now = self._clock.monotonic()
@@ -269,7 +253,7 @@ class ClaimById:
                 await wait_event(self._clock, place.moved, pause)
                 continue
             own_look = False
-            one = self._contention.begin_in_line(call.resource)
+            one = self._contention.begin_in_line(_resource(call))
             if isinstance(one, Throttled):
                 line.look_at = now + one.delay_ms / 1000
                 continue
@@ -278,7 +262,7 @@ class ClaimById:
                 return outcome
         raise RequestError(Reason.TOO_MANY_REQUESTS, "the job changes hands too fast", retry_after_ms=100)
 
-    def _due_in(self, call: _Call, line: Line, now: float) -> float:
+    def _due_in(self, call: ClaimCall, line: Line, now: float) -> float:
         """Seconds until the first in line has to look; 0: now."""
         known = self._holders.claim(call.namespace, call.job_id)
         newer = known is not None and known.token > line.token > 0
@@ -293,10 +277,10 @@ class ClaimById:
             return 0.0
         # It is held, as the watch tells: the store would say the same.
         line.news = False
-        line.saw(_held(call, known), known.token, now + self._config.glance)
+        line.saw(is_held(call, known), known.token, now + self._config.glance)
         return self._config.glance
 
-    async def _look_for_all(self, call: _Call, line: Line, one: Try) -> ClaimedJob | None:
+    async def _look_for_all(self, call: ClaimCall, line: Line, one: Try) -> ClaimedJob | None:
         news, line.news = line.news, False
         try:
             outcome = await self._tried(call, one)
@@ -309,7 +293,7 @@ class ClaimById:
         line.looked_at = now = self._clock.monotonic()
         if isinstance(outcome, ClaimedJob):
             line.news = False
-            line.saw(_held(call, outcome.claim), outcome.claim.token, now + self._config.glance)
+            line.saw(is_held(call, outcome.claim), outcome.claim.token, now + self._config.glance)
             return outcome
         if outcome is None:
             line.look_at = now
@@ -320,118 +304,22 @@ class ClaimById:
             line.saw(outcome, int(outcome.metadata.get("token", "0")), next_look)
         return None
 
-    def _in_vain(self, call: _Call, line: Line) -> RequestError:
+    def _in_vain(self, call: ClaimCall, line: Line) -> RequestError:
         """Its wait is over. It was no burden, so it is not charged."""
-        delay = self._contention.next_delay_ms(call.session_id, call.resource)
+        delay = self._contention.next_delay_ms(call.session_id, _resource(call))
         if line.seen is None:
             return _throttled(call, Throttled(delay, own=False))
         return _told_again(line.seen, max(delay, line.seen.retry_after_ms or 0))
 
-    def _is_open(self, call: _Call) -> bool:
+    def _is_open(self, call: ClaimCall) -> bool:
         return self._holders.session(call.namespace, call.session_id) is not None
 
-    # -- one look
 
-    async def _look(self, call: _Call) -> ClaimedJob | RequestError | None:
-        """Read the job, and claim it if it is free: the claim, why not, or None for «look again»."""
-        try:
-            found = await self._jobs.read(
-                call.namespace, call.job_id, deadline=call.deadline, spec=True, checkpoint=True
-            )
-        except StorageError as error:
-            raise refused(error) from error
-        if _is_own(call, found.claim):
-            kept = await self._redelivery.keep([found], call.deadline)
-            return kept[0] if kept else None
-        decided = self._decide(call, found.stored, found.claim)
-        if isinstance(decided, RequestError):
-            return decided
-        stored, decision, claim = decided
-        if self._holders.held_by(call.namespace, call.session_id) >= self._config.session_keys:
-            raise session_full(self._config.session_keys)
-        commit_by = min(call.deadline, self._clock.monotonic() + self._config.commit_timeout)
-        operation = claim_operation(stored, decision, claim, commit_by, want_spec=True)
-        terms = stored.job.terms
-        pair = (call.namespace, terms.queue, terms.type)
-        if pair in self._circuits.barred:
-            return await self._as_probe(call, pair, stored.job, operation, commit_by)
-        return await self._commit(call, operation)
-
-    async def _as_probe(
-        self, call: _Call, pair: Pair, job: Job, operation: Operation, commit_by: float
-    ) -> ClaimedJob | RequestError | None:
-        circuits = self._circuits
-        probe = await circuits.take_slot(pair, job, commit_by) if circuits.may_probe(pair) else None
-        if probe is None:
-            return circuits.refusal(pair) if pair in circuits.barred else None
-        outcome: ClaimedJob | RequestError | None = None
-        try:
-            outcome = await self._commit(call, operation)
-        finally:
-            if not isinstance(outcome, ClaimedJob):
-                circuits.give_back(pair, probe)
-        return outcome
-
-    def _decide(
-        self, call: _Call, stored: Stored | None, held: Claim | None
-    ) -> RequestError | tuple[Stored, Decision, Claim]:
-        if stored is None:
-            return RequestError(
-                Reason.JOB_NOT_FOUND, "there is no such job", metadata={"job_id": call.job_id}
-            )
-        job, now_ms = stored.job, self._clock.now_ms()
-        claim = claim_for(job, call.session_id, call.nonce, now_ms)
-        outcome = decide(job, held, ClaimIt(claim=claim), now_ms)
-        if isinstance(outcome, Decision):
-            return stored, outcome, claim
-        if not isinstance(outcome, Refusal):
-            self._expired(call.namespace, job.job_id)
-            return RequestError(
-                Reason.NOT_CLAIMABLE, "its time in the queue is over", metadata={"job_id": job.job_id}
-            )
-        metadata = dict(outcome.metadata)
-        retry_ms: int | None = None
-        if outcome.reason is Reason.CLAIM_HELD:
-            metadata["token"] = str(held.token) if held is not None else "0"
-        elif outcome.reason is Reason.NOT_CLAIMABLE:
-            retry_ms = max(1, job.ready_ms - now_ms)
-        return RequestError(outcome.reason, outcome.message, metadata=metadata, retry_after_ms=retry_ms)
-
-    async def _commit(self, call: _Call, operation: Operation) -> ClaimedJob | RequestError | None:
-        await failpoints.reached("claim.before-commit")
-        pending = asyncio.ensure_future(commit_each(self._jobs, [operation]))
-        try:
-            [result] = await asyncio.shield(pending)
-        except asyncio.CancelledError:
-            # The caller is gone, the commit is not: what it wins goes back at once. The job never left its
-            # window, so nothing is to be put back there.
-            assert operation.before is not None, "a claim has a record before it"
-            entry = Entry(operation.before, None, 0.0)
-            self._abandoned.later(pending, [(Window(1, complete=True), entry)])
-            raise
-        await failpoints.reached("claim.after-commit")
-        if isinstance(result, LeasekeeperError):
-            raise refused(result)
-        if result.won or _is_own(call, result.claim):
-            spec = result.spec if result.won else None
-            return await self._delivery.deliver(call.namespace, result.stored, result.claim, spec, result)
-        if result.session_gone:
-            raise session_not_found(call.session_id)
-        self.conflicts += 1
-        decided = self._decide(call, result.stored, result.claim)
-        return decided if isinstance(decided, RequestError) else None
+def _resource(call: ClaimCall) -> Resource:
+    return Resource(JOB, call.namespace, call.job_id)
 
 
-def _is_own(call: _Call, claim: Claim | None) -> bool:
-    return claim is not None and (claim.session, claim.nonce) == (call.session_id, call.nonce)
-
-
-def _held(call: _Call, claim: Claim) -> RequestError:
-    facts = {"job_id": call.job_id, "state": JobState.RUNNING.name, "holder": claim.session}
-    return RequestError(Reason.CLAIM_HELD, "the job is held", metadata={**facts, "token": str(claim.token)})
-
-
-def _throttled(call: _Call, why: Throttled) -> RequestError:
+def _throttled(call: ClaimCall, why: Throttled) -> RequestError:
     if why.own:
         message = "this session was told to come later; nothing was looked at"
     else:
