@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Final
 
 from coordinator.core.job import Attempt, AttemptOutcome, Job, JobState
@@ -9,7 +10,7 @@ from coordinator.core.rank import Rank
 from coordinator.errors import CodecError
 from coordinator.etcd.record_codec import FORMAT, decode_record, progress_of
 from coordinator.etcd.terms_codec import TermsCodec, terms_from_record
-from coordinator.etcd.wire import varint
+from coordinator.etcd.wire import moment, varint
 from leasekeeper.internal.storage.v1.records_pb2 import AttemptRecord, ProgressRecord, StateRecord
 
 __all__ = ["JobCodec"]
@@ -19,6 +20,8 @@ _TERMS_TAG: Final = b"\x1a"  # StateRecord.terms: field 3, length-delimited
 _RUNNING: Final = AttemptOutcome.RUNNING  # a member of an enum costs thirty times what a global costs
 _STATES: Final = {state: bytes((0x08, FORMAT, 0x10, state, 0x20)) for state in JobState}
 """Format, state, and the tag of ready_ms, which every record has."""
+
+_OUTCOMES: Final = {outcome: varint(outcome) for outcome in AttemptOutcome}
 
 
 class JobCodec:
@@ -96,9 +99,9 @@ def _by_hand(job: Job) -> bytes:
     rank = job.rank
     parts = [
         _STATES[job.state],
-        varint(job.ready_ms),
+        moment(job.ready_ms),
         b"\x28",
-        varint(rank.ms),
+        moment(rank.ms),
         b"\x30",
         varint(rank.counter),
     ]
@@ -119,24 +122,25 @@ def _by_hand(job: Job) -> bytes:
     return b"".join(parts)
 
 
+@lru_cache(maxsize=1024)
+def _begun(number: int, session: str, start_ms: int) -> bytes:
+    """What is known of an attempt as it begins, and the tag of its outcome; claims of one call share it."""
+    record = AttemptRecord(number=number, session=session, start_ms=start_ms)
+    return record.SerializeToString() + b"\x30"
+
+
 def _attempt_by_hand(attempt: Attempt) -> bytes:
-    session = attempt.session.encode()
-    head = b"\x08%b\x1a%b%b\x20%b\x30%b" % (
-        varint(attempt.number),
-        varint(len(session)),
-        session,
-        varint(attempt.start_ms),
-        varint(attempt.outcome),
-    )
-    if attempt.outcome is _RUNNING:
-        return b"%b\x10%b" % (head, varint(attempt.token)) if attempt.token else head
+    outcome = attempt.outcome
+    if outcome is _RUNNING:
+        return _begun(attempt.number, attempt.session, attempt.start_ms) + _OUTCOMES[outcome]
     if attempt.failure_type or attempt.failure_message:
         return _attempt_record(attempt).SerializeToString()
     digest = attempt.digest
-    return b"%b\x10%b\x28%b\x3a%b%b\x50%b\x58%b" % (
-        head,
-        varint(attempt.token),
-        varint(attempt.end_ms),
+    return b"%b%b\x10%b\x28%b\x3a%b%b\x50%b\x58%b" % (
+        _begun(attempt.number, attempt.session, attempt.start_ms),
+        _OUTCOMES[outcome],
+        moment(attempt.token),
+        moment(attempt.end_ms),
         varint(len(digest)),
         digest,
         varint(attempt.state_after or 0),

@@ -7,6 +7,7 @@ it and go on.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, TypeVar
 
@@ -14,6 +15,7 @@ from google.protobuf.message import DecodeError
 
 from coordinator.core.job import Claim, Job, Progress
 from coordinator.errors import CodecError
+from coordinator.etcd.wire import varint
 from coordinator.ports import Checkpoint, Session, Spec
 from leasekeeper.internal.storage.v1.records_pb2 import (
     CancelRecord,
@@ -54,6 +56,9 @@ __all__ = [
 FORMAT: Final = 1
 """Version of every record that this code writes, and the only one that it reads."""
 
+_SPEC_HEAD: Final = bytes((0x08, FORMAT, 0x12))
+"""The format of a SpecRecord, and the tag of its payload."""
+
 R = TypeVar("R")
 
 
@@ -86,8 +91,11 @@ def progress_of(record: StateRecord | CheckpointRecord) -> Progress | None:
 
 
 def encode_spec(spec: Spec) -> bytes:
-    """Value of ``job/<hh>/<job>``."""
-    return SpecRecord(format=FORMAT, payload=spec.payload, content_type=spec.content_type).SerializeToString()
+    """Value of ``job/<hh>/<job>``. By hand, as every job has one."""
+    payload = spec.payload
+    if spec.content_type:
+        return SpecRecord(format=FORMAT, payload=payload, content_type=spec.content_type).SerializeToString()
+    return b"%b%b%b" % (_SPEC_HEAD, varint(len(payload)), payload)
 
 
 def decode_spec(value: bytes) -> Spec:
@@ -98,16 +106,40 @@ def decode_spec(value: bytes) -> Spec:
 
 def encode_claim(claim: Claim) -> bytes:
     """Value of ``claim/<job>``. The token is not in it: it is the revision that creates the key."""
+    return _claim_value(
+        claim.session,
+        claim.queue,
+        claim.type,
+        claim.attempt,
+        claim.nonce,
+        claim.run_timeout_ms,
+        claim.start_ms,
+        claim.heartbeat_timeout_ms,
+    )
+
+
+@lru_cache(maxsize=256)
+def _claim_value(
+    session: str,
+    queue: str,
+    type_: str,
+    attempt: int,
+    nonce: bytes,
+    run_timeout_ms: int,
+    start_ms: int,
+    heartbeat_timeout_ms: int,
+) -> bytes:
+    """It does not name its job, so the claims of one call share it."""
     return ClaimRecord(
         format=FORMAT,
-        session=claim.session,
-        queue=claim.queue,
-        type=claim.type,
-        attempt=claim.attempt,
-        nonce=claim.nonce,
-        run_timeout_ms=claim.run_timeout_ms,
-        start_ms=claim.start_ms,
-        heartbeat_timeout_ms=claim.heartbeat_timeout_ms,
+        session=session,
+        queue=queue,
+        type=type_,
+        attempt=attempt,
+        nonce=nonce,
+        run_timeout_ms=run_timeout_ms,
+        start_ms=start_ms,
+        heartbeat_timeout_ms=heartbeat_timeout_ms,
     ).SerializeToString()
 
 

@@ -19,7 +19,7 @@ from coordinator.core.job import Job
 from coordinator.core.machine import Guard
 from coordinator.etcd.namespace_keys import NamespaceKeys
 from coordinator.etcd.record_codec import encode_claim, encode_spec
-from coordinator.etcd.wire import varint
+from coordinator.etcd.wire import moment, varint
 from coordinator.ports import Operation
 
 __all__ = ["WIDEST", "by_template"]
@@ -67,13 +67,13 @@ def by_template(
         return _filled(around, (state, state, value, spec, payload, ready, value, state))
     if before.revision <= 0:
         return None
-    claim, revision = keys.claim(job_id), varint(before.revision)
+    claim, revision = keys.claim(job_id), moment(before.revision)
     if usual is _CLAIM:
         held = operation.claim
         if guard is not _IF_READY or held is None:
             return None
         ready = keys.ready(terms.queue, terms.type, before.job.rank, job_id)
-        witness, session = keys.session(held.session), varint(int(held.session, 16))
+        witness, session = _session(keys, held.session)
         record = encode_claim(held)
         spec = keys.spec(job_id) if operation.want_spec else b""
         around = _claim(
@@ -92,7 +92,7 @@ def by_template(
         return _filled(around, (*guarded, *written, spec, state, claim, witness))
     if guard is not _IF_HELD or operation.want_spec or not lease:
         return None
-    token, retention = varint(split_token(operation.token).revision), varint(lease)
+    token, retention = moment(split_token(operation.token).revision), moment(lease)
     spec, checkpoint = keys.spec(job_id), keys.checkpoint(job_id)
     around = _end(
         len(claim),
@@ -106,6 +106,12 @@ def by_template(
     )
     written = (claim, spec, state, value, retention, checkpoint)
     return _filled(around, (claim, token, state, revision, *written, state, claim))
+
+
+@lru_cache(maxsize=1024)
+def _session(keys: NamespaceKeys, session: str) -> tuple[bytes, bytes]:
+    """Its witness and the varint of its lease."""
+    return keys.session(session), varint(int(session, 16))
 
 
 def _filled(around: tuple[bytes, ...], holes: tuple[bytes, ...]) -> bytes:

@@ -8,7 +8,7 @@ from typing import Final
 
 from coordinator.core.job import Rollback, Terms
 from coordinator.core.retry import RetryPolicy
-from coordinator.etcd.wire import varint
+from coordinator.etcd.wire import moment, varint
 from leasekeeper.internal.storage.v1.records_pb2 import RetryRecord, RollbackRecord, TermsRecord
 
 __all__ = ["TermsCodec", "terms_from_record"]
@@ -34,7 +34,60 @@ def _retry(policy: RetryPolicy) -> bytes:
     return b"".join((_RETRY_TAG, varint(len(encoded)), encoded))
 
 
+_RETRIES: Final[dict[int, tuple[RetryPolicy, bytes]]] = {}
+"""``_retry`` by identity: hashing a policy costs more than all else of a submission's terms. An entry holds
+its policy, so an identity cannot be taken over by another object."""
+
+_RETRIES_KEPT: Final = 1_024
+
+
+def _retry_of(policy: RetryPolicy) -> bytes:
+    entry = _RETRIES.get(id(policy))
+    if entry is None:
+        if len(_RETRIES) >= _RETRIES_KEPT:
+            _RETRIES.clear()
+        entry = _RETRIES[id(policy)] = (policy, _retry(policy))
+    return entry[1]
+
+
 def _encode(terms: Terms) -> bytes:
+    unusual = (
+        terms.labels
+        or terms.due_ms
+        or terms.run_at_ms
+        or terms.queue_timeout_ms
+        or terms.run_timeout_ms
+        or terms.total_timeout_ms
+        or terms.heartbeat_timeout_ms
+        or terms.unique_key
+        or terms.rollback is not None
+    )
+    return _by_protobuf(terms) if unusual else _by_hand(terms)
+
+
+@lru_cache(maxsize=1024)
+def _line(queue: str, type_: str, priority: int) -> bytes:
+    """The fields that jobs of one line share, and the tag of what follows."""
+    return TermsRecord(queue=queue, type=type_, priority=priority).SerializeToString() + b"\x28"
+
+
+def _by_hand(terms: Terms) -> bytes:
+    """Terms of a job that has nothing but a place to go, which most have."""
+    digest, request = terms.digest, terms.request_digest
+    return b"%b%b\x38%b%b\x70%b\x7a%b%b\x82\x01%b%b" % (
+        _line(terms.queue, terms.type, terms.priority),
+        moment(terms.submit_ms),
+        varint(terms.counter),
+        _retry_of(terms.retry),
+        varint(terms.payload_size),
+        varint(len(digest)),
+        digest,
+        varint(len(request)),
+        request,
+    )
+
+
+def _by_protobuf(terms: Terms) -> bytes:
     record = TermsRecord(
         queue=terms.queue,
         type=terms.type,
@@ -69,7 +122,7 @@ def _encode(terms: Terms) -> bytes:
         record.rollback.payload = rollback.payload
         record.rollback.content_type = rollback.content_type
         record.rollback.priority = rollback.priority
-    return record.SerializeToString() + _retry(terms.retry)
+    return record.SerializeToString() + _retry_of(terms.retry)
 
 
 def terms_from_record(record: TermsRecord) -> Terms:

@@ -13,6 +13,7 @@ refuse the whole Txn) and for numbers outside 0 .. 2^63-1.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 __all__ = [
     "create_eq",
@@ -22,6 +23,7 @@ __all__ = [
     "is_put",
     "lease_eq",
     "mod_eq",
+    "moment",
     "nested",
     "put",
     "range_absent",
@@ -65,6 +67,10 @@ def _large_varint(number: int) -> bytes:
 def varint(number: int) -> bytes:
     """Base-128 varint of a non-negative int64."""
     return _SHORT[number] if 0 <= number < 0x4000 else _large_varint(number)
+
+
+moment = lru_cache(maxsize=1024)(varint)
+"""``varint`` of a number that many others share: a time, a token, a lease."""
 
 
 def _tagged(tag: int) -> tuple[bytes, ...]:
