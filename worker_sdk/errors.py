@@ -7,9 +7,9 @@
     │   ├── InvalidRequest               ValidationFailed, PayloadTooLarge, ResultTooLarge, TtlOutOfRange,
     │   │                                RequestIdReused: nothing was changed, the call is wrong as it stands
     │   ├── PreconditionFailed           JobTerminal, NotClaimable, EpochRegressed, SessionFull,
-    │   │                                CircuitOpen
-    │   ├── ClaimLost                    somebody else may hold the job: stop, never retry
-    │   ├── ClaimHeld, EtagMismatch      somebody else was first
+    │   │                                CircuitOpen, PermitsMismatch
+    │   ├── ClaimLost, LockLost          somebody else may hold the job or lock: stop, never retry
+    │   ├── ClaimHeld, LockHeld, EtagMismatch    somebody else was first
     │   ├── JobExists, DuplicateJob
     │   ├── NotFound                     JobNotFound, SessionNotFound
     │   ├── Exhausted                    RelockThrottled, RateLimited, StorageFull, TooManyRequests
@@ -54,6 +54,8 @@ __all__ = [
     "JobNotFound",
     "JobTerminal",
     "LeasekeeperError",
+    "LockHeld",
+    "LockLost",
     "NoRetry",
     "NotClaimable",
     "NotFound",
@@ -61,6 +63,7 @@ __all__ = [
     "OutcomeUnknown",
     "PayloadTooLarge",
     "PermissionDenied",
+    "PermitsMismatch",
     "PreconditionFailed",
     "RateLimited",
     "RelockThrottled",
@@ -179,6 +182,10 @@ class CircuitOpen(PreconditionFailed):
     """Jobs of this queue and type fail or kill their holders, and wait for at least `retry_after`."""
 
 
+class PermitsMismatch(PreconditionFailed):
+    """The users of this semaphore do not agree on its size; `metadata` has both sizes."""
+
+
 class ClaimLost(RequestError):
     """The claim is lost: somebody else may hold the job. Stop the work; a retry can never help.
 
@@ -198,8 +205,31 @@ class ClaimLost(RequestError):
         return self._number("current")
 
 
+class LockLost(RequestError):
+    """The lock is lost: somebody else may own it. Stop the work; a retry can never help.
+
+    Attributes:
+        held: the token that the caller held.
+        current: the largest token that owns the lock now, 0 if nobody does or it is not known.
+    """
+
+    @property
+    def held(self) -> int:
+        """The token that the caller held, 0 if not told."""
+        return self._number("held")
+
+    @property
+    def current(self) -> int:
+        """The largest token that owns the lock now, 0 if nobody does or it is not known."""
+        return self._number("current")
+
+
 class ClaimHeld(RequestError):
     """Somebody else holds the job; `retry_after` says when to ask again."""
+
+
+class LockHeld(RequestError):
+    """Somebody else owns the lock; `retry_after` says when to ask again."""
 
 
 class EtagMismatch(RequestError):
@@ -355,12 +385,15 @@ _CLASSES: Mapping[str, type[RequestError]] = MappingProxyType(
         "TTL_OUT_OF_RANGE": TtlOutOfRange,
         "REQUEST_ID_REUSED": RequestIdReused,
         "CLAIM_LOST": ClaimLost,
+        "LOCK_LOST": LockLost,
+        "PERMITS_MISMATCH": PermitsMismatch,
         "JOB_TERMINAL": JobTerminal,
         "NOT_CLAIMABLE": NotClaimable,
         "EPOCH_REGRESSED": EpochRegressed,
         "SESSION_FULL": SessionFull,
         "CIRCUIT_OPEN": CircuitOpen,
         "CLAIM_HELD": ClaimHeld,
+        "LOCK_HELD": LockHeld,
         "ETAG_MISMATCH": EtagMismatch,
         "JOB_EXISTS": JobExists,
         "DUPLICATE_JOB": DuplicateJob,

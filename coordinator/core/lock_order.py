@@ -3,17 +3,28 @@
 An entry owns iff every earlier entry has its mode and permits, and fewer than its permits are earlier
 (exclusive 1, shared without bound). So a deletion can only add owners: nobody who owns is displaced by it,
 readers that come behind a waiting writer wait, and nobody starves. A semaphore's entry behind one of other
-permits is a contradiction between callers, and is removed with PERMITS_MISMATCH.
+permits is a contradiction between callers, and is removed with PERMITS_MISMATCH. Until it is, whoever comes
+behind it waits: were the entry that it contradicts to go first, the contradiction would turn round.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
-__all__ = ["MAX_PERMITS", "MAX_WAITERS", "Line", "LockEntry", "LockMode", "line_of"]
+__all__ = [
+    "MAX_PERMITS",
+    "MAX_WAITERS",
+    "Line",
+    "LockEntry",
+    "LockMode",
+    "job_waiter",
+    "line_of",
+    "session_waiter",
+]
 
 MAX_WAITERS: Final = 1_000
 """Entries that may wait for one lock; one more is refused."""
@@ -29,11 +40,22 @@ class LockMode(IntEnum):
     SEMAPHORE = 3
 
 
+def session_waiter(session: str, digest: bytes) -> str:
+    """Last part of the key of an entry that a call of a session puts. ``digest``: of its request id."""
+    return f"{session}-{digest.hex()}"
+
+
+def job_waiter(job_id: str) -> str:
+    """Last part of the key of an entry that the claim of a job puts; no session's begins so."""
+    return f"job-{hashlib.sha256(job_id.encode()).hexdigest()[:32]}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockEntry:
     """One ``lock/`` key. ``waiter`` is its last part: session and request digest, or a job.
 
     ``permits`` count for SEMAPHORE alone. ``revision``: create revision; 0 before the entry is there.
+    ``version``: mod revision; above ``revision`` once a repeat of its call has taken it over.
     """
 
     name: str
@@ -46,6 +68,7 @@ class LockEntry:
     value: bytes = b""
     since_ms: int = 0
     revision: int = 0
+    version: int = 0
 
     @property
     def places(self) -> int | None:
@@ -94,7 +117,12 @@ def line_of(entries: Sequence[LockEntry]) -> Line:
                 misfits.append(entry)
                 continue
             permits = entry.permits
-        if not waiters and (not owners or _alike(owners[0], entry)) and _room(entry, len(owners)):
+        if (
+            not waiters
+            and not misfits
+            and (not owners or _alike(owners[0], entry))
+            and _room(entry, len(owners))
+        ):
             owners.append(entry)
         else:
             waiters.append(entry)

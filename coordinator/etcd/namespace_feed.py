@@ -12,16 +12,17 @@ from coordinator.etcd.change_feed import ChangeEvent, ChangeFeed, FeedConfig, Wa
 from coordinator.etcd.circuit_store import decode_circuit
 from coordinator.etcd.client import EtcdClient
 from coordinator.etcd.codec import decode_session
+from coordinator.etcd.lock_codec import entry_of
 from coordinator.etcd.namespace_keys import NamespaceKeys
 from coordinator.etcd.own_revisions import OwnRevisions
 from coordinator.etcd.set_aside import SetAside
 from coordinator.etcd.txn import TxnCodec
-from coordinator.ports import Changes, CircuitChanges, Clock, StoredCircuit
+from coordinator.ports import Changes, CircuitChanges, Clock, LockChanges, StoredCircuit
 from leasekeeper.internal.etcd.v1.watch_pb2 import Event
 
 __all__ = ["KINDS", "NamespaceFeed"]
 
-KINDS: Final = ("ready", "claim", "session", "cancel", "circuit")
+KINDS: Final = ("ready", "claim", "session", "cancel", "circuit", "lock")
 """What is watched of each namespace."""
 
 _LOOK_SECONDS: Final = 0.002
@@ -49,6 +50,7 @@ class NamespaceFeed:
         fraction: uniform in [0, 1), for jitter.
         kinds: which of ``KINDS`` are watched.
         circuits: told of circuits; None: they are not watched.
+        locks: told of named locks; None: they are not watched.
     """
 
     def __init__(
@@ -65,10 +67,12 @@ class NamespaceFeed:
         fraction: Callable[[], float],
         kinds: Collection[str] = KINDS,
         circuits: CircuitChanges | None = None,
+        locks: LockChanges | None = None,
     ) -> None:
         self._keys = keys
         self._changes = changes
         self._circuits = circuits
+        self._locks = locks
         self._codec = codec
         self._own = own
         self._set_aside = set_aside
@@ -82,11 +86,13 @@ class NamespaceFeed:
             keys.all_sessions(),
             keys.all_cancels(),
             keys.all_circuits(),
+            keys.all_locks(),
         )
+        told = {"circuit": circuits is not None, "lock": locks is not None}
         ranges = [
             WatchRange(kind, span.start, span.end)
             for kind, span in zip(KINDS, spans, strict=True)
-            if kind in kinds and (kind != "circuit" or circuits is not None)
+            if kind in kinds and told.get(kind, True)
         ]
         self._feed = ChangeFeed(client, ranges, self, config, clock, fraction=fraction)
         self._deliver: dict[str, Callable[[ChangeEvent], None]] = {
@@ -95,6 +101,7 @@ class NamespaceFeed:
             "session": self._session_event,
             "cancel": self._cancel_event,
             "circuit": self._circuit_event,
+            "lock": self._lock_event,
         }
 
     @property
@@ -123,6 +130,8 @@ class NamespaceFeed:
         self._drop_held()  # the list is newer
         if self._circuits is not None:
             await self._circuits.relist(self.namespace, revision)
+        if self._locks is not None:
+            await self._locks.relist(self.namespace, revision)
         await self._changes.relist(self.namespace, revision)
         self.ready.set()
 
@@ -166,6 +175,8 @@ class NamespaceFeed:
                     deliver(event)
                 except (CodecError, KeyFormatError) as error:
                     self._set_aside.add(range_name, event.kv.key, error)
+        if range_name == "lock" and self._locks is not None:
+            self._locks.locks_passed(self.namespace, revision)
         self._changes.passed(self.namespace, range_name, revision)
 
     def freshness(self, fresh: bool) -> None:
@@ -223,3 +234,12 @@ class NamespaceFeed:
                 self._set_aside.add("circuit", kv.key, error)
                 stored = StoredCircuit(revision=kv.mod_revision)
         self._circuits.circuit_changed(self.namespace, queue, type_, stored, kv.mod_revision)
+
+    def _lock_event(self, event: ChangeEvent) -> None:
+        assert self._locks is not None, "else it is not watched"
+        kv = event.kv
+        if event.type == Event.PUT:
+            self._locks.lock_put(self.namespace, entry_of(self._keys, kv, self._set_aside))
+            return
+        name, waiter = self._keys.parse_lock(kv.key)
+        self._locks.lock_deleted(self.namespace, name, waiter, kv.mod_revision)

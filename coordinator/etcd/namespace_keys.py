@@ -196,6 +196,10 @@ class NamespaceKeys:
         """Every ``circuit/`` key."""
         return KeyRange(self._circuit, prefix_end(self._circuit))
 
+    def all_locks(self) -> KeyRange:
+        """Every ``lock/`` key."""
+        return KeyRange(self._lock, prefix_end(self._lock))
+
     def lock_entries(self, name: str) -> KeyRange:
         """Every entry of one lock."""
         prefix = self._lock + segment(name) + b"/"

@@ -20,6 +20,7 @@ from coordinator.etcd.job_store import EtcdJobStore
 from coordinator.etcd.keys import DEFAULT_ROOT, KeySpace
 from coordinator.etcd.leader import EtcdLeadership, LeadershipConfig
 from coordinator.etcd.lease_keeper import LeaseKeeper, LeaseKeeperConfig
+from coordinator.etcd.lock_store import EtcdLockStore
 from coordinator.etcd.membership import EtcdMembership, MembershipConfig
 from coordinator.etcd.namespace_feed import KINDS, NamespaceFeed
 from coordinator.etcd.namespaces import EtcdNamespaceFeeds, NamespacesConfig
@@ -31,7 +32,15 @@ from coordinator.etcd.session_store import EtcdSessionStore, SessionStoreConfig
 from coordinator.etcd.set_aside import SetAside
 from coordinator.etcd.storage_gauge import EtcdStorageGauge, GaugeConfig
 from coordinator.etcd.txn import TxnCodec
-from coordinator.ports import Changes, CircuitChanges, Clock, CommitObserver, Entropy, Notices
+from coordinator.ports import (
+    Changes,
+    CircuitChanges,
+    Clock,
+    CommitObserver,
+    Entropy,
+    LockChanges,
+    Notices,
+)
 
 __all__ = ["EtcdStore", "Index", "StoreConfig", "StoreListeners"]
 
@@ -94,6 +103,7 @@ class StoreListeners:
         regression: the store's history went back, from where to where.
         notices: told how full the store is.
         circuits: told of circuits; None: they are not watched.
+        locks: told of named locks; None: they are not watched.
     """
 
     changes: Changes
@@ -102,6 +112,7 @@ class StoreListeners:
     regression: Callable[[Position, Position], None] | None = None
     notices: Notices | None = None
     circuits: CircuitChanges | None = None
+    locks: LockChanges | None = None
 
 
 class EtcdStore:
@@ -173,6 +184,9 @@ class EtcdStore:
             clock,
             config.sessions,
         )
+        self.locks = EtcdLockStore(
+            self.client, self.committer, self.reader, self.space, self.set_aside, clock
+        )
         self.circuits = EtcdCircuitStore(self.client, self.space, self.present, self.set_aside, clock)
         self.namespaces = EtcdNamespaceFeeds(
             self.client,
@@ -189,6 +203,7 @@ class EtcdStore:
                 fraction=entropy.fraction,
                 kinds=[kind for kind in KINDS if config.dispatches or kind != "ready"],
                 circuits=listeners.circuits,
+                locks=listeners.locks,
             ),
             set_aside=self.set_aside,
             clock=clock,

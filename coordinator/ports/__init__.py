@@ -21,6 +21,13 @@ from coordinator.ports.jobs import (
     PendingCommit,
     StateSink,
 )
+from coordinator.ports.locks import (
+    LockChanges,
+    LockCommit,
+    LockDeletion,
+    LocksRead,
+    LockStore,
+)
 from coordinator.ports.sessions import (
     Confirmation,
     KeptAlive,
@@ -67,6 +74,11 @@ __all__ = [
     "JobPage",
     "JobStore",
     "KeptAlive",
+    "LockChanges",
+    "LockCommit",
+    "LockDeletion",
+    "LockStore",
+    "LocksRead",
     "Membership",
     "Meters",
     "NamespaceFeeds",

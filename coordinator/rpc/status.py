@@ -40,7 +40,10 @@ CODES: Final[Mapping[Reason, grpc.StatusCode]] = MappingProxyType(
         Reason.EPOCH_REGRESSED: _Code.FAILED_PRECONDITION,
         Reason.SESSION_FULL: _Code.FAILED_PRECONDITION,
         Reason.CIRCUIT_OPEN: _Code.FAILED_PRECONDITION,
+        Reason.LOCK_LOST: _Code.FAILED_PRECONDITION,
+        Reason.PERMITS_MISMATCH: _Code.FAILED_PRECONDITION,
         Reason.CLAIM_HELD: _Code.ABORTED,
+        Reason.LOCK_HELD: _Code.ABORTED,
         Reason.ETAG_MISMATCH: _Code.ABORTED,
         Reason.JOB_EXISTS: _Code.ALREADY_EXISTS,
         Reason.DUPLICATE_JOB: _Code.ALREADY_EXISTS,
@@ -66,6 +69,7 @@ DEFAULT_RETRY_MS: Final[Mapping[Reason, int]] = MappingProxyType(
     {
         Reason.CIRCUIT_OPEN: 1_000,
         Reason.CLAIM_HELD: 500,
+        Reason.LOCK_HELD: 500,
         Reason.RELOCK_THROTTLED: 500,
         Reason.RATE_LIMITED: 1_000,
         Reason.STORAGE_FULL: 5_000,

@@ -23,7 +23,7 @@ from coordinator.etcd.commit_config import CommitterConfig
 from coordinator.etcd.present import PresentConfig
 from coordinator.etcd.retention import RetentionConfig
 from coordinator.etcd.store import EtcdStore, StoreConfig, StoreListeners
-from coordinator.ports import Commit, Operation, Session, Stored
+from coordinator.ports import Commit, LockChanges, Operation, Session, Stored
 from tests.conformance.actor import Actor
 
 
@@ -127,6 +127,7 @@ def make_harness(etcd_server: EtcdProcess, namespace: str, store_root: str) -> H
         txn_timeout: float = 5.0,
         coordinator_id: str = "",
         dispatches: bool = True,
+        locks: LockChanges | None = None,
     ) -> AsyncIterator[Harness]:
         clock = SystemClock()
         told = Told()
@@ -139,7 +140,7 @@ def make_harness(etcd_server: EtcdProcess, namespace: str, store_root: str) -> H
             committer=CommitterConfig(txn_timeout=txn_timeout),
             present=PresentConfig(state_dir=state_dir, every=0.05),
         )
-        listeners = StoreListeners(changes=told, commits=told)
+        listeners = StoreListeners(changes=told, commits=told, locks=locks)
         async with EtcdStore(config, listeners, clock=clock, entropy=MachineEntropy()) as store:
             yield Harness(store, told, clock, namespace)
 

@@ -81,6 +81,12 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """INTERNAL: a fault of ours; metadata: incident."""
     ERROR_REASON_CIRCUIT_OPEN: _ErrorReason.ValueType  # 29
     """FAILED_PRECONDITION with RetryInfo: jobs of this queue and type fail or kill their holders, and wait; metadata: queue, type, circuit."""
+    ERROR_REASON_LOCK_LOST: _ErrorReason.ValueType  # 30
+    """FAILED_PRECONDITION; metadata: name, held (the caller's token), current (0 if nobody owns it). Stop the work, never retry."""
+    ERROR_REASON_LOCK_HELD: _ErrorReason.ValueType  # 31
+    """ABORTED with RetryInfo; metadata: name, holder, token."""
+    ERROR_REASON_PERMITS_MISMATCH: _ErrorReason.ValueType  # 32
+    """FAILED_PRECONDITION: the users of a semaphore disagree on its size; metadata: name, asked, current."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Names without the prefix stand in `ErrorInfo.reason`. Where a delay makes sense, `google.rpc.RetryInfo` goes along."""
@@ -144,4 +150,10 @@ ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 28
 """INTERNAL: a fault of ours; metadata: incident."""
 ERROR_REASON_CIRCUIT_OPEN: ErrorReason.ValueType  # 29
 """FAILED_PRECONDITION with RetryInfo: jobs of this queue and type fail or kill their holders, and wait; metadata: queue, type, circuit."""
+ERROR_REASON_LOCK_LOST: ErrorReason.ValueType  # 30
+"""FAILED_PRECONDITION; metadata: name, held (the caller's token), current (0 if nobody owns it). Stop the work, never retry."""
+ERROR_REASON_LOCK_HELD: ErrorReason.ValueType  # 31
+"""ABORTED with RetryInfo; metadata: name, holder, token."""
+ERROR_REASON_PERMITS_MISMATCH: ErrorReason.ValueType  # 32
+"""FAILED_PRECONDITION: the users of a semaphore disagree on its size; metadata: name, asked, current."""
 global___ErrorReason = ErrorReason

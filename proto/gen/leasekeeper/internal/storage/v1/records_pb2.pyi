@@ -798,3 +798,45 @@ class CircuitRecord(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["format", b"format", "openings", b"openings", "probe", b"probe", "probe_ms", b"probe_ms", "probes_passed", b"probes_passed", "reason", b"reason", "since_ms", b"since_ms", "state", b"state", "who", b"who"]) -> None: ...
 
 global___CircuitRecord = CircuitRecord
+
+@typing.final
+class LockRecord(google.protobuf.message.Message):
+    """`lock/<name>/<waiter>`. Who owns follows from the create revisions of a lock's entries, never from a record."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FORMAT_FIELD_NUMBER: builtins.int
+    SESSION_FIELD_NUMBER: builtins.int
+    MODE_FIELD_NUMBER: builtins.int
+    PERMITS_FIELD_NUMBER: builtins.int
+    JOB_FIELD_NUMBER: builtins.int
+    NONCE_FIELD_NUMBER: builtins.int
+    VALUE_FIELD_NUMBER: builtins.int
+    SINCE_MS_FIELD_NUMBER: builtins.int
+    format: builtins.int
+    session: builtins.str
+    mode: builtins.int
+    """1 exclusive, 2 shared, 3 semaphore."""
+    permits: builtins.int
+    job: builtins.str
+    """The job whose claim holds it, if it is one."""
+    nonce: builtins.bytes
+    """Digest of the call that put it."""
+    value: builtins.bytes
+    """What observers see."""
+    since_ms: builtins.int
+    def __init__(
+        self,
+        *,
+        format: builtins.int = ...,
+        session: builtins.str = ...,
+        mode: builtins.int = ...,
+        permits: builtins.int = ...,
+        job: builtins.str = ...,
+        nonce: builtins.bytes = ...,
+        value: builtins.bytes = ...,
+        since_ms: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["format", b"format", "job", b"job", "mode", b"mode", "nonce", b"nonce", "permits", b"permits", "session", b"session", "since_ms", b"since_ms", "value", b"value"]) -> None: ...
+
+global___LockRecord = LockRecord
