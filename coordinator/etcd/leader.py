@@ -74,6 +74,7 @@ class EtcdLeadership:
         self._config = config or LeadershipConfig()
         self._created = 0
         self._seen_at = -float("inf")
+        self._told = False
         self.won: Callable[[], None] = lambda: None
 
     @property
@@ -103,10 +104,25 @@ class EtcdLeadership:
         Raises:
             StorageError: etcd could not be asked; what was known stands until it is stale.
         """
+        try:
+            await self._look()
+        finally:
+            self._tell()
+        return self.is_leader
+
+    def _tell(self) -> None:
+        """Say when the role has changed hands, however that was noticed."""
+        if self.is_leader is not self._told:
+            self._told = self.is_leader
+            _log.info("%s the role %s", "took" if self._told else "lost", self.role)
+            if self._told:
+                self.won()
+
+    async def _look(self) -> None:
         lease = self._membership.lease
         if not lease:
             self._created = 0
-            return False
+            return
         asked_at = self._clock.monotonic()
         record = LeaderRecord(
             format=FORMAT, coordinator=self._membership.own_id, since_ms=self._clock.now_ms()
@@ -122,8 +138,7 @@ class EtcdLeadership:
             )
         except LeaseNotFound:
             self._created = 0
-            return False
-        led = self.is_leader
+            return
         if reply.succeeded:
             self._created = reply.header.revision
         else:
@@ -131,11 +146,6 @@ class EtcdLeadership:
             # The lease is ours alone, so the key on it is ours.
             self._created = kv.create_revision if kv is not None and kv.lease == lease else 0
         self._seen_at = asked_at
-        if self.is_leader is not led:
-            _log.info("%s the role %s", "took" if self._created else "lost", self.role)
-            if self._created:
-                self.won()
-        return self.is_leader
 
     async def resign(self) -> None:
         """Give the role up, if it is ours, so that another can take it at once.

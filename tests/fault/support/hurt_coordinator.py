@@ -1,8 +1,8 @@
 """A coordinator with a planted bug, a clock of its own or shorter loops. Run like ``python -m coordinator``.
 
 The variable FAULT_PLAN tells what, as JSON: ``bug``, a name of `process_bugs.BUGS`; ``clock``, a file that
-holds the milliseconds by which its wall clock is off; ``every_s``, the most
-seconds between two runs of a pass.
+holds the milliseconds by which its wall clock is off; ``every_s``, the most seconds between two runs of a
+pass; ``member_ttl_s``, how long it is remembered, and leads, after its death.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ def apply(plan: dict[str, Any]) -> None:
     """Change this process as *plan* says."""
     if plan.get("every_s"):
         _hurry_the_passes(plan["every_s"])
+    if plan.get("member_ttl_s"):
+        _be_remembered(plan["member_ttl_s"])
     if plan.get("clock"):
         _bend_the_clock(Path(plan["clock"]))
     if plan.get("bug"):
@@ -41,6 +43,14 @@ def _hurry_the_passes(every_s: float) -> None:
         make(self, name, step, clock, entropy, config, **more)
 
     PassLoop.__init__ = hurried  # type: ignore[method-assign]
+
+
+def _be_remembered(ttl_s: int) -> None:
+    from coordinator.etcd import store
+
+    make: Any = store.MembershipConfig
+    changed: Any = store
+    changed.MembershipConfig = lambda **given: make(**{**given, "ttl": ttl_s})
 
 
 def _bend_the_clock(file: Path) -> None:
