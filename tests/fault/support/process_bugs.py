@@ -251,6 +251,12 @@ def every_contender_may_try() -> None:
     says="waiting is not polling",
 )
 def whoever_waits_polls() -> None:
-    from coordinator.services.claim_by_id import ClaimById
+    from coordinator.services.claim_by_id import ClaimById, ClaimByIdConfig
 
-    ClaimById._due_in = lambda self, call, line, now: 0.0  # type: ignore[method-assign]
+    original = ClaimById.__init__
+
+    def hasty(self: Any, *parts: Any, **more: Any) -> None:
+        original(self, *parts, **more)
+        self._config = ClaimByIdConfig(glance=0.26, safety_look=0.0)
+
+    ClaimById.__init__ = hasty  # type: ignore[method-assign]
