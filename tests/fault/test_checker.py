@@ -182,6 +182,10 @@ def foreign_unique_key(s: Scribe) -> None:
     s.commit({KEYS.unique("q", "another"): (encode_unique("j"), 0)})
 
 
+def without_its_unique_key(s: Scribe) -> None:
+    s.commit({}, (KEYS.unique("q", "u"),))
+
+
 def claim_without_job(s: Scribe) -> None:
     claim = Claim(session=SESSION, attempt=1, nonce=b"m", start_ms=NOW)
     s.commit({KEYS.claim("nobody"): (encode_claim(claim), int(SESSION, 16))})
@@ -206,6 +210,7 @@ def unreadable(s: Scribe) -> None:
         (claim_gone, "RUNNING for ever"),
         (queued_beside, "RUNNING with"),
         (foreign_unique_key, "RUNNING with"),
+        (without_its_unique_key, "owns 0 unique keys instead of 1"),
         (claim_without_job, "a claim without a job"),
         (claim_on_a_foreign_lease, "lies on lease"),
         (unreadable, "cannot be read"),
@@ -261,6 +266,15 @@ def key_left_behind(s: Scribe) -> None:
     s.commit({KEYS.unique("q", "u"): (encode_unique("j"), 0)})
 
 
+def key_of_an_ended_job(s: Scribe) -> None:
+    s.commit({KEYS.unique("q", "another"): (encode_unique("j"), 0)})
+
+
+def retried_after_success(s: Scribe) -> None:
+    assert s.job is not None
+    s.move(replace(s.job, state=JobState.PENDING, settle_ms=0, end_reason="", retry_ms=NOW + 1))
+
+
 def lost_without_trace(s: Scribe) -> None:
     s.commit({}, (KEYS.state("j"),))
 
@@ -274,6 +288,8 @@ def lost_without_trace(s: Scribe) -> None:
         (token_of_nobody, "which nobody held"),
         (key_left_behind, "SUCCEEDED with"),
         (lost_without_trace, "submitted and nowhere"),
+        (key_of_an_ended_job, "owns 1 unique keys instead of 0"),
+        (retried_after_success, "left SUCCEEDED"),
     ],
 )
 def test_the_judge_names_what_is_wrong_after_the_end(plant: Callable[[Scribe], None], words: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from pathlib import Path
 
@@ -13,16 +12,12 @@ from coordinator.embedded.etcd_process import EtcdProcess
 from tests.fault.support.calls import Calls, available, refusal
 from tests.fault.support.court import Court
 from tests.fault.support.health import health
+from tests.fault.support.holdings import process_holdings
 from tests.fault.support.processes import Coordinator, WorkerProcess
 from tests.support.polling import eventually
 from tests.support.tcp_proxy import ProxyMode, TcpProxy
 
 OUTAGE = 5.0
-
-
-def resources(pid: int) -> tuple[int, int]:
-    """Open files and threads of a process."""
-    return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
 
 
 async def test_etcd_down_for_five_seconds_is_unavailable_in_time_and_everything_goes_on(
@@ -43,7 +38,7 @@ async def test_etcd_down_for_five_seconds_is_unavailable_in_time_and_everything_
         [held] = await calls.claim(session, queue="other", wait=2)
         await calls.submit_many([calls.spec(job_id, {"work": 0.02}) for job_id in ids])
         await eventually(lambda: len(own_court.read().effects) > 30, timeout=10, what="work is under way")
-        before = resources(coordinator.pid)
+        before = process_holdings(coordinator.pid)
 
         await asyncio.to_thread(own_etcd.kill)
         down = time.monotonic()
@@ -71,7 +66,7 @@ async def test_etcd_down_for_five_seconds_is_unavailable_in_time_and_everything_
         )  # fmt: skip
         recovered = time.monotonic() - up
         after = await eventually(
-            lambda: _near(resources(coordinator.pid), before), timeout=10, what="handles as before"
+            lambda: process_holdings(coordinator.pid).near(before), timeout=10, what="handles as before"
         )
         log = coordinator.log
         assert await coordinator.terminate(timeout=15) == 0
@@ -95,11 +90,6 @@ async def test_etcd_down_for_five_seconds_is_unavailable_in_time_and_everything_
 
 async def _is(coordinator: Coordinator, service: str, status: int) -> bool:
     return await health(coordinator.endpoint, service) == status
-
-
-def _near(now: tuple[int, int], before: tuple[int, int]) -> bool:
-    """Within a few: connections are made anew, and a look at health is one more."""
-    return now[0] <= before[0] + 5 and now[1] <= before[1] + 2
 
 
 async def test_an_etcd_that_answers_nothing_is_unavailable_in_time(

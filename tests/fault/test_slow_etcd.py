@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import time
 from pathlib import Path
 
@@ -13,15 +12,10 @@ import pytest
 from coordinator.embedded.etcd_process import EtcdProcess
 from tests.fault.support.calls import Calls, available
 from tests.fault.support.court import Court
+from tests.fault.support.holdings import process_holdings
 from tests.fault.support.processes import Coordinator
 from tests.support.polling import eventually
 from tests.support.tcp_proxy import ProxyMode, TcpProxy
-
-
-def size_of(pid: int) -> tuple[int, int]:
-    """Open files and resident KiB of a process."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return len(os.listdir(f"/proc/{pid}/fd")), pages * os.sysconf("SC_PAGE_SIZE") // 1024
 
 
 @pytest.mark.parametrize(
@@ -55,7 +49,7 @@ async def test_calls_to_a_slow_store_end_in_time_and_leave_no_queue(
         session = await calls.open(ttl=600)
         [first] = await calls.claim(session)
         assert await calls.complete(first) == "SUCCEEDED"
-        before = size_of(coordinator.pid)
+        before = process_holdings(coordinator.pid)
         path.set_mode(ProxyMode.DELAY)
         sent: list[asyncio.Task[object]] = []
         begin = time.monotonic()
@@ -88,8 +82,7 @@ async def test_calls_to_a_slow_store_end_in_time_and_leave_no_queue(
                 done += await calls.complete(claim) == "SUCCEEDED"
 
         def small_again() -> bool:
-            files, kib = size_of(coordinator.pid)
-            return files <= before[0] + 5 and kib <= before[1] + 60_000
+            return process_holdings(coordinator.pid).near(before)
 
         await eventually(small_again, timeout=10, interval=0.2, what=f"back to {before}")
     judgement = await own_court.judge(submitted=[*ids, "first"])

@@ -14,8 +14,9 @@ import pytest
 
 from coordinator.embedded.etcd_process import EtcdProcess
 from tests.fault.support.calls import Calls, available
-from tests.fault.support.court import Court, metric
+from tests.fault.support.court import Court
 from tests.fault.support.health import SERVING, health
+from tests.fault.support.holdings import process_holdings, watchers
 from tests.fault.support.processes import SWEEP_OFTEN, Coordinator, PollProcess, WorkerProcess
 from tests.fault.support.rpc_proxy import RpcProxy
 from tests.support.polling import eventually
@@ -185,11 +186,6 @@ def cpu_seconds(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def handles(pid: int) -> tuple[int, int]:
-    """Open files and threads of a process."""
-    return len(os.listdir(f"/proc/{pid}/fd")), len(os.listdir(f"/proc/{pid}/task"))
-
-
 @pytest.mark.parametrize(
     "span", [pytest.param(15.0, marks=pytest.mark.slow), pytest.param(60.0, marks=pytest.mark.full)]
 )
@@ -203,20 +199,19 @@ async def test_an_outage_is_waited_out_without_spinning_or_flooding_the_log(
         Calls(coordinator.endpoint, namespace) as calls,
     ):
         await hears(calls, calls, "before", within=10)
-        files, threads = handles(coordinator.pid)
+        before = process_holdings(coordinator.pid)
         lines = len(coordinator.log.splitlines())
         await asyncio.to_thread(own_etcd.kill)
         cpu, begin = cpu_seconds(coordinator.pid), time.monotonic()
         await eventually(lambda: time.monotonic() - begin > span, timeout=span + 5, what="the outage")
         burnt = (cpu_seconds(coordinator.pid) - cpu) / (time.monotonic() - begin)
         said = coordinator.log.splitlines()[lines:]
-        now = handles(coordinator.pid)
+        now = process_holdings(coordinator.pid)
         await asyncio.to_thread(own_etcd.restart)
         await hears(calls, calls, "after", within=15)
     assert burnt < 0.10
     assert len(said) <= 30 * max(1.0, span / 60), "\n".join(said)
-    assert now[0] <= files + 5
-    assert now[1] <= threads + 2
+    assert now.near(before)
     await own_court.judge(submitted=["before", "after"])
 
 
@@ -229,28 +224,24 @@ async def test_clients_that_were_killed_leave_no_watcher_and_no_file(
 ) -> None:
     """Fault case 107: processes with many polls and streams are killed; nothing of them stays."""
 
-    def held() -> tuple[float, int]:
-        watchers = metric(own_etcd.metrics_url, "etcd_debugging_mvcc_watcher_total")
-        return watchers, len(os.listdir(f"/proc/{coordinator.pid}/fd"))
-
     async with (
         Coordinator(own_etcd.endpoints, tmp_path) as coordinator,
         Calls(coordinator.endpoint, namespace) as calls,
     ):
         session = await calls.open(ttl=600)
         await calls.claim(session)
-        before = held()
+        before, watching = process_holdings(coordinator.pid), watchers(own_etcd)
         for number in range(rounds):
             async with PollProcess(
                 coordinator.endpoint, namespace, tmp_path, name=f"p{number}", ttl=60, wait=30, many=each
             ) as client:
                 await client.said("all under way")
-                assert held()[0] > before[0], "no stream ever watched: prove nothing"
+                assert watchers(own_etcd) > watching, "no stream ever watched: prove nothing"
                 await client.kill()
 
             def back() -> bool:
-                watchers, files = held()
-                return watchers <= before[0] and files <= before[1] + 3
+                now = process_holdings(coordinator.pid)
+                return watchers(own_etcd) <= watching and now.near(before, files=3)
 
             await eventually(back, timeout=10, interval=0.1, what=f"back to {before}")
         await hears(calls, calls, "after", within=10)

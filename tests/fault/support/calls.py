@@ -116,7 +116,8 @@ async def available(call: Callable[[], Awaitable[T]], *, timeout: float = 10.0) 
 
 
 class Calls:
-    """One channel to one endpoint; an async context manager. Every call has a deadline and is timed.
+    """One channel to one endpoint; an async context manager. Every call has a deadline and is timed: that
+    none outlived it by more than half a second (oracle O5) is asserted at the end.
 
     Args:
         endpoint: a coordinator's, or a proxy's.
@@ -149,6 +150,8 @@ class Calls:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._channel.close()
+        if kind is None:
+            assert self.late == [], f"calls outlived their deadlines: {self.late[:5]}"
 
     @property
     def late(self) -> list[TimedCall]:

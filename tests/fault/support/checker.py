@@ -128,6 +128,7 @@ class _Replay:
                 self.bad += [f"revision {step.revision}: {line}" for line in check_job(job, claim)]
             if job_id not in self.by_hand:
                 self._check_keys(step.revision, job_id)
+                self._check_unique(step, job_id)
 
     def finish(self, *, quiet: bool) -> None:
         """Judge the end: what may be so for a moment only."""
@@ -139,7 +140,7 @@ class _Replay:
             for earlier, later in pairwise(versions):
                 if earlier.terms.submit_ms == later.terms.submit_ms:
                     self.bad += check_history((earlier, later))
-                    if earlier.state in TERMINAL and later.state is not earlier.state:
+                    if _left_its_end(earlier, later):
                         self.bad.append(f"{job_id}: left {earlier.state.name} for {later.state.name}")
             tokens = self.tokens[job_id]
             if any(later <= earlier for earlier, later in pairwise(tokens)):
@@ -151,6 +152,10 @@ class _Replay:
             self.sessions.add(parts[0].decode())
         elif kind == b"unique":
             job_id = decode_unique(entry.value)
+            former = self.uniques.get(entry.key, job_id)
+            if former != job_id:
+                self.held[former].pop(entry.key, None)
+                touched[former] = True
             self.uniques[entry.key] = job_id
             self.held[job_id][entry.key] = entry
             touched[job_id] = True
@@ -233,8 +238,25 @@ class _Replay:
             if key not in wanted and key not in free
         ]
 
+    def _check_unique(self, step: Step, job_id: str) -> None:
+        """A job that lives has its unique key, and no other has one; said without asking the core."""
+        job = self.jobs.get(job_id)
+        wanted = 1 if job is not None and job.terms.unique_key and job.state not in TERMINAL else 0
+        if (owned := sum(owner == job_id for owner in self.uniques.values())) != wanted:
+            name = job.state.name if job is not None else "deleted"
+            self._say(step, f"{job_id}: {name} and owns {owned} unique keys instead of {wanted}")
+
     def _say(self, step: Step, sentence: str) -> None:
         self.bad.append(f"revision {step.revision}: {sentence}")
+
+
+def _left_its_end(earlier: Job, later: Job) -> bool:
+    """Whether a job that had ended lives on, and not by a retry by hand of one that failed."""
+    retried = later.retry_ms > earlier.retry_ms and earlier.state not in (
+        JobState.SUCCEEDED,
+        JobState.CANCELLED,
+    )
+    return earlier.state in TERMINAL and later.state is not earlier.state and not retried
 
 
 def _check_effects(jobs: Mapping[str, Job], sink: SinkReading) -> list[str]:

@@ -19,6 +19,7 @@ from coordinator.embedded.etcd_process import EtcdProcess
 from leasekeeper.v1 import types_pb2 as types
 from tests.fault.support.calls import Calls, available
 from tests.fault.support.court import Court
+from tests.fault.support.holdings import leaked_leases
 from tests.fault.support.processes import Coordinator, WorkerProcess
 from tests.support.polling import eventually
 from tests.support.tcp_proxy import ProxyMode, TcpProxy
@@ -60,14 +61,13 @@ class Storm:
         self._tell = tell
         self._workers: dict[int, WorkerProcess] = {}
         self._born = 0
-        self._late: list[object] = []
         self._calm = asyncio.Event()
 
     async def rage(self, seconds: float, *, heal_timeout: float = 60.0) -> None:
         """Bring about faults for so long, then heal everything and wait until all jobs have ended.
 
         Raises:
-            AssertionError: a job has not ended, or a call outlived its deadline (O5).
+            AssertionError: a job has not ended, a call outlived its deadline (O5), a lease was leaked (O4).
         """
         async with AsyncExitStack() as stack:
             self.path = await stack.enter_async_context(TcpProxy(self.members[0].endpoint, delay=0.2))
@@ -97,7 +97,11 @@ class Storm:
             self._calm.set()
             await asyncio.gather(*producing)
             await self.court.ended(self.ids, timeout=heal_timeout)
-        assert self._late == [], f"calls outlived their deadline: {self._late[:5]}"
+            await self._end_workers()
+            # Sessions end with their leases; whatever else is left by then was leaked (O4).
+            await eventually(
+                self._no_lease_leaks, timeout=6 * TTL + 20, interval=0.5, what="no lease is left"
+            )
 
     async def _next_fault(self) -> None:
         """Draw everything about the fault at once, so that the story depends on the seed alone."""
@@ -200,7 +204,10 @@ class Storm:
                 if cancels:
                     await self._answered(lambda job_id=job_id: calls.cancel(job_id))
                 await asyncio.sleep(pause)
-            self._late += calls.late
+
+    async def _no_lease_leaks(self) -> bool:
+        leaked = await leaked_leases(self.court, coordinators=len(self.coordinators))
+        return leaked == 0 and await self.court.sessions() == 0
 
     @staticmethod
     async def _answered(call: Callable[[], Awaitable[object]]) -> None:
