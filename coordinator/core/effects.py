@@ -179,15 +179,15 @@ def usual(before: Job | None, after: Job | None, *, big_result: bool = False) ->
 
     The latter whenever in doubt: test_effects.py compares every answer with ``effects``.
     """
-    if after is None or after.due_key_ms or after.cancel_requested or after.terms.unique_key or big_result:
+    if after is None or after.cancel_requested or after.terms.unique_key or big_result:
         return None
     state = after.state
     if before is None:
-        return _SUBMISSION if state is _PENDING else None
-    if before.terms is not after.terms or before.due_key_ms or before.cancel_requested:
+        return _SUBMISSION if state is _PENDING and not after.due_key_ms else None
+    if before.terms is not after.terms or before.cancel_requested:
         return None
     if before.state is _PENDING and state is _RUNNING:
-        return _CLAIMED
+        return None if before.due_key_ms else _CLAIMED
     if before.state is _RUNNING and state in RETAINED and after.attempt:
         return _ENDED
     return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from typing import Final
 
-from coordinator.core.job import Attempt, AttemptOutcome, Job, JobState
+from coordinator.core.job import RETAINED, Attempt, AttemptOutcome, Job, JobState
 from coordinator.core.rank import Rank
 from coordinator.errors import CodecError
 from coordinator.etcd.record_codec import FORMAT, decode_record, progress_of
@@ -34,7 +34,8 @@ class JobCodec:
 
     def encode(self, job: Job) -> bytes:
         """The value of ``job``'s ``state`` and ``ready`` keys."""
-        terms = self._terms.encode(job.terms)
+        encode = self._terms.encode_last if job.state in RETAINED else self._terms.encode
+        terms = encode(job.terms)
         # Fields may come in any order, so the terms are spliced in behind.
         unusual = (
             job.failures

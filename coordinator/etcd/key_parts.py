@@ -59,7 +59,12 @@ def prefix_end(prefix: bytes) -> bytes:
     return prefix[:-1] + bytes((prefix[-1] + 1,))
 
 
-@lru_cache(maxsize=1 << 16)
+_CACHED_IDS: Final = 1 << 14
+"""More than a full window's. What is cached beyond the jobs under way only drives these out of the caches of
+the processor."""
+
+
+@lru_cache(maxsize=_CACHED_IDS)
 def segment(text: str) -> bytes:
     """``text`` as one part of a key.
 
@@ -135,7 +140,7 @@ def identifier(text: str) -> bytes:
     return text.encode()
 
 
-@lru_cache(maxsize=1 << 16)
+@lru_cache(maxsize=_CACHED_IDS)
 def sharded(job_id: str) -> bytes:
     """``<hh>/<job>``."""
     part = segment(job_id)

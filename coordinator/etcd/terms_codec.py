@@ -193,6 +193,14 @@ class TermsCodec:
         self._remember(terms, encoded)
         return encoded
 
+    def encode_last(self, terms: Terms) -> bytes:
+        """As ``encode``, of terms that will hardly be asked for again: they are not kept any longer."""
+        identity = id(terms)
+        entry = self._young.pop(identity, None)
+        before = self._old.pop(identity, None)
+        entry = entry or before
+        return entry[1] if entry is not None else _encode(terms)
+
     def _remember(self, terms: Terms, encoded: bytes) -> None:
         if len(self._young) >= self._limit:
             self._old, self._young = self._young, {}

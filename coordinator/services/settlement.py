@@ -127,11 +127,15 @@ class SettlementService:
         results: list[_Result | None] = [None] * len(items)
         waves: list[list[_Case]] = []
         seen: dict[str, int] = {}
+        present = self._present.token()
         for index, item in enumerate(items):
-            error = await check_token(self._present, item.command.token, item.job_id, deadline=deadline)
+            token = item.command.token
+            error = None
+            if token > present:
+                error = await check_token(self._present, token, item.job_id, deadline=deadline)
             if error is not None:
                 results[index] = error
-                self._future.refused(namespace, item.job_id, item.command.token, error)
+                self._future.refused(namespace, item.job_id, token, error)
                 continue
             wave = seen.get(item.job_id, 0)
             seen[item.job_id] = wave + 1

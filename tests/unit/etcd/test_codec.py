@@ -157,6 +157,23 @@ def test_no_field_that_alone_is_unusual_is_forgotten(name: str) -> None:
     assert jobs_codec.decode("default", "j", jobs_codec.encode(job)) == job
 
 
+@pytest.mark.parametrize("name", [member.name for member in fields(Terms)])
+def test_no_term_that_alone_is_unusual_is_forgotten(name: str) -> None:
+    """Usual terms are written by hand as well."""
+    sample = filled(Terms, retry=RetryPolicy(max_retries=77))
+    usual = Terms(queue="q", type="t", submit_ms=1)
+    job = Job(
+        namespace="default",
+        job_id="j",
+        terms=replace(usual, **{name: sample[name]}),  # type: ignore[arg-type]
+        state=JobState.PENDING,
+        ready_ms=1,
+        rank=Rank(1, 0),
+    )
+    jobs_codec = JobCodec()
+    assert jobs_codec.decode("default", "j", jobs_codec.encode(job)) == job
+
+
 def test_no_field_of_a_claim_checkpoint_or_session_is_forgotten() -> None:
     claim = Claim(**filled(Claim))  # type: ignore[arg-type]
     assert codec.decode_claim(codec.encode_claim(claim), claim.token) == claim
@@ -174,6 +191,7 @@ def test_remembered_terms_are_never_taken_for_others(job: Job, others: list[Term
     for other in others:
         terms.encode(other)
         terms.encode(job.terms)
+    assert terms.encode_last(job.terms) == terms.encode_last(job.terms) == first
     fresh = TermsCodec()
     assert [terms.encode(other) for other in others] == [fresh.encode(other) for other in others]
     assert terms.encode(job.terms) == first
