@@ -17,10 +17,12 @@ from typing import Final
 from coordinator.core.commands import Complete, Fail, Settlement
 from coordinator.core.retry import RetryPolicy
 from coordinator.services.api import NewJob
+from coordinator.services.lock_values import LockWish
 
 __all__ = [
     "claim_nonce",
     "job_digest",
+    "lock_nonce",
     "made_job_id",
     "made_session_id",
     "request_digest",
@@ -132,3 +134,10 @@ def session_digest(*, identity: str, sdk: str, labels: Mapping[str, str], ttl_ms
 def claim_nonce(session_id: str, request_id: str) -> bytes:
     """16 bytes that all claims of one call carry, so that its repeat finds them."""
     return _fold(b"lk-claim-1", session_id.encode(), request_id.encode())[:_DIGEST_BYTES]
+
+
+def lock_nonce(wish: LockWish) -> bytes:
+    """16 bytes over all that a call asks of locks, so that its repeat knows its own entries."""
+    numbers = struct.pack(">2q", wish.mode.value, wish.permits)
+    texts = (wish.session_id.encode(), wish.request_id.encode(), _text_list(wish.names))
+    return _fold(b"lk-lock-1", numbers, wish.value, *texts)[:_DIGEST_BYTES]

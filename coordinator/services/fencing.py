@@ -34,11 +34,20 @@ def check_present(present: Present) -> None:
         )
 
 
-async def check_token(present: Present, token: int, job_id: str, *, deadline: float) -> RequestError | None:
+async def check_token(
+    present: Present, token: int, subject: str, *, deadline: float, kind: str = "job_id"
+) -> RequestError | None:
     """Refuse a token from a lost future; the refusal is for this call alone.
 
     The present that this process knows may be behind, so a token above it is judged only after asking the
     store.
+
+    Args:
+        present: where history stands.
+        token: as presented.
+        subject: what it is for, told as metadata ``kind``.
+        deadline: of asking the store.
+        kind: ``job_id``, or ``name`` of a lock.
 
     Returns:
         EPOCH_REGRESSED, or what the store said instead of its present; None: the token is of the past.
@@ -48,13 +57,13 @@ async def check_token(present: Present, token: int, job_id: str, *, deadline: fl
     try:
         known = await present.refresh(deadline=deadline)
     except StorageError as error:
-        return refused(error, {"job_id": job_id})
+        return refused(error, {kind: subject})
     if token <= known:
         return None
     return RequestError(
         Reason.EPOCH_REGRESSED,
         "this token lies in the future of the store; it was set back, or the token belongs to another one",
-        metadata={"job_id": job_id, "held": str(token), "present": str(known)},
+        metadata={kind: subject, "held": str(token), "present": str(known)},
     )
 
 

@@ -1,0 +1,387 @@
+"""The lines of all locks, as the watch tells them; waiting calls are woken from here, observers too.
+
+What is known of a line is complete up to a revision: every entry created until then, and still there, is
+known. An entry is judged only once its line is known up to its creation. What is not yet known to have gone
+only lets a call wait a little longer, for who owns is decided by what came earlier, and nothing can come
+earlier any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import logging
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Final
+
+from coordinator.core.lock_order import MAX_WAITERS, Line, LockEntry, line_of
+from coordinator.errors import LeasekeeperError
+from coordinator.ports import Clock, LockStore
+
+__all__ = ["LockLines", "LockLinesConfig", "LockPlace", "Standing"]
+
+_log = logging.getLogger(__name__)
+
+_NO_LINE: Final = Line((), (), ())
+
+
+class Standing(Enum):
+    """Where an entry stands, as far as is known."""
+
+    UNSEEN = "unseen"  # its line is not known up to its creation
+    WAITS = "waits"
+    OWNS = "owns"
+    MISFIT = "misfit"  # earlier entries have other permits
+    SURPLUS = "surplus"  # as many as may wait stand before it
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockLinesConfig:
+    """Times in seconds.
+
+    Attributes:
+        list_timeout: of one list of a namespace.
+        look_every: how often lines that somebody waits in are compared with the store.
+        names_per_look: lines of one such read.
+    """
+
+    list_timeout: float = 10.0
+    look_every: float = 5.0
+    names_per_look: int = 64
+
+
+@dataclass(slots=True, eq=False)
+class LockPlace:
+    """One call that waits. ``moved`` is set when one of its entries stands differently."""
+
+    namespace: str
+    entries: tuple[LockEntry, ...]
+    moved: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass(slots=True)
+class _Line:
+    entries: dict[str, LockEntry] = field(default_factory=dict)
+    judged: Line | None = None
+    seen: int = 0  # complete up to here by a look of its own
+
+
+@dataclass(slots=True)
+class _Space:
+    lines: dict[str, _Line] = field(default_factory=dict)
+    listed: int = 0
+    passed: int = 0
+    changed: set[str] = field(default_factory=set)
+    of_session: defaultdict[str, set[tuple[str, str]]] = field(default_factory=lambda: defaultdict(set))
+
+
+class LockLines:
+    """Implements ``ports.LockChanges``.
+
+    Args:
+        store: for lists and looks.
+        clock: time.
+        config: see ``LockLinesConfig``.
+    """
+
+    def __init__(self, store: LockStore, clock: Clock, config: LockLinesConfig | None = None) -> None:
+        self._store = store
+        self._clock = clock
+        self._config = config or LockLinesConfig()
+        self._spaces: dict[str, _Space] = {}
+        self._places: dict[tuple[str, str], dict[str, set[LockPlace]]] = {}
+        self._observers: dict[tuple[str, str], set[asyncio.Event]] = {}
+        self._waiting = 0
+
+    # -- what is known
+
+    @property
+    def waiting(self) -> int:
+        """Calls that wait."""
+        return self._waiting
+
+    def line(self, namespace: str, name: str) -> Line:
+        """The line of a lock."""
+        space = self._spaces.get(namespace)
+        line = space.lines.get(name) if space is not None else None
+        return _judged(line) if line is not None else _NO_LINE
+
+    def known_to(self, namespace: str, name: str) -> int:
+        """The revision up to which every entry of the line is known; 0: nothing is known."""
+        space = self._spaces.get(namespace)
+        if space is None:
+            return 0
+        line = space.lines.get(name)
+        return max(space.passed, line.seen if line is not None else 0)
+
+    def entry(self, namespace: str, name: str, *, session: str, revision: int) -> LockEntry | None:
+        """A session's entry by its create revision."""
+        space = self._spaces.get(namespace)
+        if space is None:
+            return None
+        for of_name, waiter in space.of_session.get(session, ()):
+            if of_name == name and space.lines[name].entries[waiter].revision == revision:
+                return space.lines[name].entries[waiter]
+        return None
+
+    def of_session(self, namespace: str, session: str) -> list[LockEntry]:
+        """What a session owns and waits for."""
+        space = self._spaces.get(namespace)
+        if space is None:
+            return []
+        return [space.lines[name].entries[waiter] for name, waiter in space.of_session.get(session, ())]
+
+    def held_by(self, namespace: str, session: str) -> int:
+        """How many entries a session has."""
+        space = self._spaces.get(namespace)
+        return len(space.of_session.get(session, ())) if space is not None else 0
+
+    def names(self, namespace: str, after: str, count: int) -> list[str]:
+        """Names of locks that have entries, in order, beyond ``after``."""
+        space = self._spaces.get(namespace)
+        if space is None:
+            return []
+        ordered = sorted(space.lines)
+        start = bisect.bisect_right(ordered, after) if after else 0
+        return ordered[start : start + count]
+
+    def standing(self, namespace: str, entry: LockEntry) -> Standing:
+        """Where an entry stands. ``entry.revision`` is known."""
+        if self.known_to(namespace, entry.name) < entry.revision:
+            return Standing.UNSEEN
+        space = self._spaces[namespace]
+        line = space.lines.get(entry.name)
+        present = line.entries.get(entry.waiter) if line is not None else None
+        if line is None or present is None or present.revision != entry.revision:
+            return Standing.GONE
+        judged = _judged(line)
+        if present in judged.owners:
+            return Standing.OWNS
+        if present in judged.misfits:
+            return Standing.MISFIT
+        surplus = judged.waiters[MAX_WAITERS:]
+        return Standing.SURPLUS if present in surplus else Standing.WAITS
+
+    # -- who waits
+
+    def join(self, namespace: str, entries: Sequence[LockEntry]) -> LockPlace:
+        """Wait with these entries, which stand in the store. Whoever joins must `leave`."""
+        place = LockPlace(namespace, tuple(entries))
+        for entry in entries:
+            by_waiter = self._places.setdefault((namespace, entry.name), {})
+            by_waiter.setdefault(entry.waiter, set()).add(place)
+        self._waiting += 1
+        return place
+
+    def leave(self, place: LockPlace) -> None:
+        """Wait no more."""
+        self._waiting -= 1
+        for entry in place.entries:
+            key = (place.namespace, entry.name)
+            by_waiter = self._places[key]
+            by_waiter[entry.waiter].discard(place)
+            if not by_waiter[entry.waiter]:
+                del by_waiter[entry.waiter]
+            if not by_waiter:
+                del self._places[key]
+
+    def observe(self, namespace: str, name: str) -> asyncio.Event:
+        """An event that is set whenever the lock changes. Whoever observes must `forget`."""
+        event = asyncio.Event()
+        self._observers.setdefault((namespace, name), set()).add(event)
+        return event
+
+    def forget(self, namespace: str, name: str, event: asyncio.Event) -> None:
+        """Observe no more."""
+        key = (namespace, name)
+        self._observers[key].discard(event)
+        if not self._observers[key]:
+            del self._observers[key]
+
+    def wake_all(self) -> None:
+        """Tell everybody to look around."""
+        for by_waiter in self._places.values():
+            for places in by_waiter.values():
+                _wake(places)
+        for events in self._observers.values():
+            for event in events:
+                event.set()
+
+    # -- own commits
+
+    def put(self, namespace: str, entries: Iterable[LockEntry], *, complete: bool) -> None:
+        """Own entries stand. The watch brings them too, and may already have brought their end.
+
+        Args:
+            namespace: where.
+            entries: those put.
+            complete: the Txn compared that nothing was added to what is known of their lines.
+        """
+        space = self._spaces.setdefault(namespace, _Space())
+        for entry in entries:
+            if entry.revision > self.known_to(namespace, entry.name):
+                self._keep(space, entry)
+                if complete:
+                    space.lines[entry.name].seen = entry.revision
+
+    def deleted(self, namespace: str, entry: LockEntry) -> None:
+        """An own deletion was committed: whoever is next need not wait for the watch."""
+        space = self._spaces.setdefault(namespace, _Space())
+        self._drop(namespace, space, entry.name, entry.waiter, entry.revision)
+        self._tell(namespace, space)
+
+    # -- the watch
+
+    async def relist(self, namespace: str, revision: int) -> None:
+        """See ``ports.LockChanges``."""
+        deadline = self._clock.monotonic() + self._config.list_timeout
+        listed, entries = await self._store.list_entries(namespace, deadline=deadline)
+        space = self._spaces[namespace] = _Space(listed=listed, passed=listed)
+        for entry in entries:
+            self._keep(space, entry)
+        space.changed.clear()
+        for (of_namespace, _), by_waiter in self._places.items():
+            if of_namespace == namespace:
+                for places in by_waiter.values():
+                    _wake(places)
+        for (of_namespace, _), events in self._observers.items():
+            if of_namespace == namespace:
+                for event in events:
+                    event.set()
+
+    def lock_put(self, namespace: str, entry: LockEntry) -> None:
+        """See ``ports.LockChanges``."""
+        space = self._spaces.setdefault(namespace, _Space())
+        line = space.lines.get(entry.name)
+        known = line.entries.get(entry.waiter) if line is not None else None
+        if known is not None and known.version >= entry.version:
+            return
+        seen = max(space.listed, line.seen if line is not None else 0)
+        if known is None and entry.version <= seen:
+            return  # a list shows more than this: it has gone already
+        self._keep(space, entry)
+
+    def lock_deleted(self, namespace: str, name: str, waiter: str, revision: int) -> None:
+        """See ``ports.LockChanges``."""
+        space = self._spaces.setdefault(namespace, _Space())
+        self._drop(namespace, space, name, waiter, revision - 1)
+
+    def locks_passed(self, namespace: str, revision: int) -> None:
+        """See ``ports.LockChanges``."""
+        space = self._spaces.setdefault(namespace, _Space())
+        space.passed = max(space.passed, revision)
+        self._tell(namespace, space)
+
+    # -- safety
+
+    async def run(self) -> None:
+        """Compare the lines that somebody waits in or observes with the store, until cancelled."""
+        while True:
+            await self._clock.sleep(self._config.look_every)
+            await self.run_once()
+
+    async def run_once(self) -> int:
+        """One look at all of them; answers how many entries were found to have gone unnoticed."""
+        by_space: defaultdict[str, list[str]] = defaultdict(list)
+        for namespace, name in {**self._places, **self._observers}:
+            by_space[namespace].append(name)
+        missed = 0
+        for namespace, names in by_space.items():
+            for at in range(0, len(names), self._config.names_per_look):
+                chunk = names[at : at + self._config.names_per_look]
+                deadline = self._clock.monotonic() + self._config.look_every
+                try:
+                    read = await self._store.read(namespace, chunk, deadline=deadline)
+                except LeasekeeperError as error:
+                    _log.debug("the look at waiting locks failed: %s", error)
+                    continue
+                for name in chunk:
+                    missed += self.looked(namespace, name, read.entries[name], read.revision)
+        if missed:
+            _log.warning("%d entries of locks had gone and no watch had told", missed)
+        return missed
+
+    def looked(self, namespace: str, name: str, entries: Sequence[LockEntry], revision: int) -> int:
+        """Somebody read a whole line as of ``revision``; answers how many known entries were not there."""
+        space = self._spaces.setdefault(namespace, _Space())
+        standing = {entry.waiter: entry for entry in entries}
+        line = space.lines.get(name)
+        gone = [
+            entry
+            for entry in (line.entries.values() if line is not None else ())
+            if entry.revision <= revision
+            and (entry.waiter not in standing or standing[entry.waiter].revision > entry.revision)
+        ]
+        for entry in gone:
+            self._drop(namespace, space, name, entry.waiter, entry.revision)
+        if revision > self.known_to(namespace, name):
+            for entry in entries:
+                known = space.lines[name].entries.get(entry.waiter) if name in space.lines else None
+                if known is None or known.version < entry.version:
+                    self._keep(space, entry)
+            if name in space.lines:
+                space.lines[name].seen = revision
+                space.changed.add(name)
+        self._tell(namespace, space)
+        return len(gone)
+
+    # -- inside
+
+    @staticmethod
+    def _keep(space: _Space, entry: LockEntry) -> None:
+        line = space.lines.setdefault(entry.name, _Line())
+        before = line.entries.get(entry.waiter)
+        if before is not None and before.session != entry.session:
+            space.of_session[before.session].discard((entry.name, entry.waiter))
+        line.entries[entry.waiter] = entry
+        line.judged = None
+        if entry.session:
+            space.of_session[entry.session].add((entry.name, entry.waiter))
+        space.changed.add(entry.name)
+
+    def _drop(self, namespace: str, space: _Space, name: str, waiter: str, up_to: int) -> None:
+        """Forget an entry created at ``up_to`` or earlier; its calls are told."""
+        line = space.lines.get(name)
+        entry = line.entries.get(waiter) if line is not None else None
+        if line is None or entry is None or entry.revision > up_to:
+            return
+        del line.entries[waiter]
+        line.judged = None
+        if not line.entries:
+            del space.lines[name]
+        of_session = space.of_session.get(entry.session)
+        if of_session is not None:
+            of_session.discard((name, waiter))
+            if not of_session:
+                del space.of_session[entry.session]
+        _wake(self._places.get((namespace, name), {}).get(waiter, ()))
+        space.changed.add(name)
+
+    def _tell(self, namespace: str, space: _Space) -> None:
+        """Wake the calls of those that own now, or have to go; one hand-over wakes one."""
+        changed, space.changed = space.changed, set()
+        for name in changed:
+            for event in self._observers.get((namespace, name), ()):
+                event.set()
+            by_waiter = self._places.get((namespace, name))
+            line = space.lines.get(name)
+            if by_waiter is None or line is None:
+                continue
+            judged = _judged(line)
+            for entry in (*judged.owners, *judged.misfits, *judged.waiters[MAX_WAITERS:]):
+                _wake(by_waiter.get(entry.waiter, ()))
+
+
+def _judged(line: _Line) -> Line:
+    if line.judged is None:
+        line.judged = line_of(list(line.entries.values()))
+    return line.judged
+
+
+def _wake(places: Iterable[LockPlace]) -> None:
+    for place in places:
+        place.moved.set()
