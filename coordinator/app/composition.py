@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from coordinator.app.foundation import lay_foundation
+from coordinator.app.locks import compose_locks
 from coordinator.app.parts import Parts, Role
 from coordinator.app.readings import service_readings
 from coordinator.app.recovery import compose_recovery
@@ -60,6 +61,7 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
     recovery = compose_recovery(base, sweeps=settings.reconciler.enabled)
     holders = recovery.holders
     limits = call_limits(settings)
+    locks = compose_locks(base, holders, limits)
     late = LateCalls(store.jobs, notices, metrics, clock)
     waiters, lines = Waiters(), JobLines()
     arrivals = Arrivals(
@@ -153,6 +155,7 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
         servicers={
             "leasekeeper.v1.JobService": jobs,
             "leasekeeper.v1.WorkerService": workers,
+            "leasekeeper.v1.LockService": locks.servicer,
             "leasekeeper.v1.AdminService": admin,
         },
         background={
@@ -162,9 +165,10 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
             "take away": take_away.run,
             **base.background,
             **recovery.background,
+            **locks.background,
         },
         listed=lambda: all(index.ready(name) for name in store.namespaces.namespaces()),
-        drains=(dispatch.drain, subscription.drain),
+        drains=(dispatch.drain, subscription.drain, *locks.drains),
         closes=(subscription.close,),
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from coordinator.app.readings import notice_readings, store_readings
-from coordinator.app.relay import ChangesRelay, CommitRelay
+from coordinator.app.relay import ChangesRelay, CommitRelay, LocksRelay
 from coordinator.app.store_settings import store_config
 from coordinator.config import NoticeSettings, Settings
 from coordinator.core.fencing import Position
@@ -27,7 +27,8 @@ __all__ = ["Foundation", "lay_foundation"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foundation:
-    """Made first. ``changes`` and ``commits`` are bound once there is somebody to tell.
+    """Made first. ``changes``, ``commits`` and, of a process that dispatches, ``locks`` are bound once there is
+    somebody to tell.
 
     ``background``: what sends notices on; see ``Parts.background``.
     """
@@ -41,6 +42,7 @@ class Foundation:
     metrics: Metrics
     changes: ChangesRelay
     commits: CommitRelay
+    locks: LocksRelay
     background: Mapping[str, Callable[[], Coroutine[Any, Any, None]]]
 
 
@@ -60,7 +62,7 @@ def lay_foundation(
     Raises:
         ConfigError: a file cannot be read, or settings do not fit the store.
     """
-    changes, commits = ChangesRelay(), CommitRelay()
+    changes, commits, locks = ChangesRelay(), CommitRelay(), LocksRelay()
     own_id = entropy.identifier()
     metrics = Metrics(version)
     log = NoticeLog(clock.monotonic, clock.sleep)
@@ -75,6 +77,7 @@ def lay_foundation(
             commits=commits,
             regression=lambda seen, got: notices.publish(_regression(seen, got)),
             notices=notices,
+            locks=locks if dispatches else None,
         ),
         clock=clock,
         entropy=entropy,
@@ -93,6 +96,7 @@ def lay_foundation(
         metrics=metrics,
         changes=changes,
         commits=commits,
+        locks=locks,
         background=background,
     )
 

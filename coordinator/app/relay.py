@@ -1,6 +1,7 @@
 """Breaks the one circle of the composition: the store tells the index, and the index asks the store.
 
-The store is made with a relay, the index with the store; then the relay is bound. Nothing is told before.
+The store is made with a relay, the index with the store; then the relay is bound. Nothing is told before. So it
+is with named locks and the lines of them.
 """
 
 from __future__ import annotations
@@ -8,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coordinator.core.job import Claim
+from coordinator.core.lock_order import LockEntry
 from coordinator.core.rank import Rank
-from coordinator.ports import Changes, Commit, CommitObserver, Operation, Session, Stored
+from coordinator.ports import Changes, Commit, CommitObserver, LockChanges, Operation, Session, Stored
 
-__all__ = ["ChangesRelay", "CommitRelay"]
+__all__ = ["ChangesRelay", "CommitRelay", "LocksRelay"]
 
 
 class ChangesRelay:
@@ -86,3 +88,35 @@ class CommitRelay:
         """See ``ports.CommitObserver``."""
         for target in self._targets:
             target.applied(operation, commit)
+
+
+class LocksRelay:
+    """Implements ``ports.LockChanges`` by handing everything on."""
+
+    def __init__(self) -> None:
+        self._target: LockChanges | None = None
+
+    def bind(self, target: LockChanges) -> None:
+        """From now on ``target`` is told."""
+        self._target = target
+
+    @property
+    def _bound(self) -> LockChanges:
+        assert self._target is not None, "the relay is bound before the store runs"
+        return self._target
+
+    async def relist(self, namespace: str, revision: int) -> None:
+        """See ``ports.LockChanges``."""
+        await self._bound.relist(namespace, revision)
+
+    def lock_put(self, namespace: str, entry: LockEntry) -> None:
+        """See ``ports.LockChanges``."""
+        self._bound.lock_put(namespace, entry)
+
+    def lock_deleted(self, namespace: str, name: str, waiter: str, revision: int) -> None:
+        """See ``ports.LockChanges``."""
+        self._bound.lock_deleted(namespace, name, waiter, revision)
+
+    def locks_passed(self, namespace: str, revision: int) -> None:
+        """See ``ports.LockChanges``."""
+        self._bound.locks_passed(namespace, revision)

@@ -34,7 +34,9 @@ _SERVE = (sys.executable, "-P", "-c", "from coordinator.cli import commands_entr
 _START_SECONDS = 30.0
 _START_ATTEMPTS = 5
 _HEALTH_SECONDS = 1.0
-_SERVICES = ("leasekeeper.v1.JobService", "leasekeeper.v1.WorkerService", "leasekeeper.v1.AdminService")
+_SERVICES = tuple(
+    f"leasekeeper.v1.{name}" for name in ("JobService", "WorkerService", "LockService", "AdminService")
+)
 
 
 class MissingExtra(RuntimeError):

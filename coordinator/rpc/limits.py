@@ -26,6 +26,9 @@ __all__ = [
     "LONGEST_DELAY_MS",
     "LONGEST_TIMEOUT_MS",
     "NON_RETRYABLE_TYPES",
+    "LOCKS_PER_ACQUIRE",
+    "LOCKS_PER_RELEASE",
+    "LOCK_VALUE_BYTES",
     "PAGE_SIZE",
     "PAGE_TOKEN_BYTES",
     "PAYLOAD_BYTES",
@@ -78,6 +81,12 @@ HELD_CLAIMS: Final = 2_000
 
 A session has at most 500 keys, but claims stay listed until their settlement is answered.
 """
+
+LOCKS_PER_ACQUIRE: Final = 8
+"""As many as a job may name: all of them are one operation."""
+
+LOCKS_PER_RELEASE: Final = 100
+LOCK_VALUE_BYTES: Final = 1 << 10
 
 PAGE_SIZE: Final = 1_000
 DEFAULT_PAGE_SIZE: Final = 100

@@ -11,7 +11,7 @@ from google.protobuf.descriptor import ServiceDescriptor
 from coordinator.rpc import limits
 from coordinator.rpc.auth import Scope
 from coordinator.rpc.call_guard import Method
-from leasekeeper.v1 import admin_service_pb2, job_service_pb2, worker_service_pb2
+from leasekeeper.v1 import admin_service_pb2, job_service_pb2, lock_service_pb2, worker_service_pb2
 
 __all__ = ["METHODS", "SERVICES"]
 
@@ -21,6 +21,7 @@ SERVICES: Final[Mapping[str, ServiceDescriptor]] = MappingProxyType(
         for service in (
             job_service_pb2.DESCRIPTOR.services_by_name["JobService"],
             worker_service_pb2.DESCRIPTOR.services_by_name["WorkerService"],
+            lock_service_pb2.DESCRIPTOR.services_by_name["LockService"],
             admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"],
         )
     }
@@ -50,6 +51,13 @@ METHODS: Final[Mapping[str, Method]] = MappingProxyType(
         "ReleaseJob": Method(_WORK),
         "SettleJobs": Method(_WORK, batch_field="settlements", largest=limits.REQUEST_BYTES),
         "SaveCheckpoint": Method(_WORK),
+        "AcquireLock": Method(_WORK, wait_field="wait"),
+        "ReleaseLock": Method(_WORK),
+        "GetLock": Method(_READ),
+        "ListLocks": Method(_READ),
+        "CheckToken": Method(_READ),
+        "RevokeLock": Method(Scope.ADMIN),
+        "ObserveLock": Method(_READ),
         "RunReconcile": Method(Scope.ADMIN),
         "WatchNotices": Method(Scope.ADMIN),
     }

@@ -95,6 +95,8 @@ class Holders:
         self._ended_claims: OrderedDict[tuple[str, int], list[Suspect]] = OrderedDict()
         self._ended_sessions: OrderedDict[tuple[str, str, int], None] = OrderedDict()
         self._closed_holding: OrderedDict[tuple[str, str], None] = OrderedDict()
+        self.locks_held_by: Callable[[str, str], int] = lambda namespace, session_id: 0
+        """Keys of named locks on the same lease; set where there are locks."""
 
     # -- what settlement and queries ask
 
@@ -130,8 +132,9 @@ class Holders:
         return self._sessions.get((namespace, session_id))
 
     def held_by(self, namespace: str, session_id: str) -> int:
-        """How many claims the session is known to hold."""
-        return len(self._of_session.get((namespace, session_id), ()))
+        """How many claims and locks the session is known to hold."""
+        claims = len(self._of_session.get((namespace, session_id), ()))
+        return claims + self.locks_held_by(namespace, session_id)
 
     # -- what commits and the watch tell
 

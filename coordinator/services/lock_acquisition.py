@@ -98,7 +98,7 @@ class LockAcquisition:
         feeds: makes sure that a namespace is watched.
         present: where the store's history stands.
         lines: what is known of locks.
-        holders: what is known of claims, which share the session's lease.
+        holders: counts the keys on a session's lease.
         contention: who may try.
         cleanup: takes out what calls leave behind.
         clock: time.
@@ -178,7 +178,7 @@ class LockAcquisition:
 
     def _check_room(self, call: _Call) -> None:
         namespace, session, limit = call.namespace, call.session_id, self._config.session_keys
-        held = self._holders.held_by(namespace, session) + self._lines.held_by(namespace, session)
+        held = self._holders.held_by(namespace, session)
         if held + len(call.entries) > limit:
             own = {(entry.name, entry.waiter) for entry in self._lines.of_session(namespace, session)}
             if held + sum((entry.name, entry.waiter) not in own for entry in call.entries) > limit:

@@ -212,6 +212,10 @@ class Locks:
         """An entry's fencing token."""
         return make_token(self._present.epoch, entry.revision)
 
+    def token_at(self, revision: int) -> int:
+        """A revision on the scale of fencing tokens; 0 stays 0."""
+        return make_token(self._present.epoch, revision) if revision else 0
+
     async def get(self, namespace: str, name: str, deadline: float) -> LockView:
         """A lock as it stands in the store; without entries, it is free.
 

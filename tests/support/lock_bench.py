@@ -67,6 +67,7 @@ class LockCoordinator:
         self.lines = LockLines(self.store, self.clock)
         self.notices = RecordedNotices()
         self.holders = Holders(lambda suspect: None, notices=self.notices)
+        self.holders.locks_held_by = self.lines.held_by
         self.contention = Contention(self.clock, self.contention_config, has_line=lambda one: False)
         self.cleanup = LockCleanup(self.store, self.lines, self.clock)
         self.present = LockPresent(self.store)

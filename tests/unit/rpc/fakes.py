@@ -17,6 +17,7 @@ from coordinator.rpc.call_guard import CallGuard, GuardConfig
 from coordinator.rpc.health import Health
 from coordinator.rpc.job_servicer import JobServicer, JobUseCases
 from coordinator.rpc.limits import CallLimits
+from coordinator.rpc.lock_servicer import LockServicer, LockUseCases
 from coordinator.rpc.methods import SERVICES
 from coordinator.rpc.server import ListenConfig, RpcServer
 from coordinator.rpc.worker_servicer import WorkerServicer, WorkerUseCases
@@ -117,6 +118,11 @@ async def served(
         {
             "leasekeeper.v1.JobService": jobs,
             "leasekeeper.v1.WorkerService": workers,
+            "leasekeeper.v1.LockService": LockServicer(
+                LockUseCases(acquisition=use, locks=use),  # type: ignore[arg-type]
+                SystemClock(),
+                CallLimits(),
+            ),
             "leasekeeper.v1.AdminService": AdminServicer(
                 AdminUseCases(reconcile=use, notices=subscription)  # type: ignore[arg-type]
             ),

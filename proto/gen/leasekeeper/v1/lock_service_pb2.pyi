@@ -59,7 +59,6 @@ class AcquireLockRequest(google.protobuf.message.Message):
     PERMITS_FIELD_NUMBER: builtins.int
     VALUE_FIELD_NUMBER: builtins.int
     WAIT_FIELD_NUMBER: builtins.int
-    REPEAT_FIELD_NUMBER: builtins.int
     namespace: builtins.str
     request_id: builtins.str
     """Required, 1-128 bytes, new for each acquisition; the same again only for a repeat."""
@@ -70,7 +69,6 @@ class AcquireLockRequest(google.protobuf.message.Message):
     """1-1,000; only for a semaphore, the same for all its users."""
     value: builtins.bytes
     """What observers see; at most 1 KiB."""
-    repeat: builtins.bool
     @property
     def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """1-8 different names, 1-256 bytes of UTF-8 without control characters."""
@@ -90,10 +88,9 @@ class AcquireLockRequest(google.protobuf.message.Message):
         permits: builtins.int = ...,
         value: builtins.bytes = ...,
         wait: google.protobuf.duration_pb2.Duration | None = ...,
-        repeat: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["wait", b"wait"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["mode", b"mode", "names", b"names", "namespace", b"namespace", "permits", b"permits", "repeat", b"repeat", "request_id", b"request_id", "session_id", b"session_id", "value", b"value", "wait", b"wait"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["mode", b"mode", "names", b"names", "namespace", b"namespace", "permits", b"permits", "request_id", b"request_id", "session_id", b"session_id", "value", b"value", "wait", b"wait"]) -> None: ...
 
 global___AcquireLockRequest = AcquireLockRequest
 
@@ -124,7 +121,7 @@ class AcquireLockResponse(google.protobuf.message.Message):
     LOCKS_FIELD_NUMBER: builtins.int
     @property
     def locks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___HeldLock]:
-        """In the order of `names`; all of one revision."""
+        """In the order of `names`."""
 
     def __init__(
         self,
@@ -143,11 +140,16 @@ class ReleaseLockRequest(google.protobuf.message.Message):
     REQUEST_ID_FIELD_NUMBER: builtins.int
     SESSION_ID_FIELD_NUMBER: builtins.int
     LOCKS_FIELD_NUMBER: builtins.int
+    REPEAT_FIELD_NUMBER: builtins.int
     namespace: builtins.str
     request_id: builtins.str
     session_id: builtins.str
+    repeat: builtins.bool
+    """The answer of the first call was lost: entries that are gone are no error while the session lives."""
     @property
-    def locks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___HeldLock]: ...
+    def locks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___HeldLock]:
+        """1-100, each token once."""
+
     def __init__(
         self,
         *,
@@ -155,8 +157,9 @@ class ReleaseLockRequest(google.protobuf.message.Message):
         request_id: builtins.str = ...,
         session_id: builtins.str = ...,
         locks: collections.abc.Iterable[global___HeldLock] | None = ...,
+        repeat: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["locks", b"locks", "namespace", b"namespace", "request_id", b"request_id", "session_id", b"session_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["locks", b"locks", "namespace", b"namespace", "repeat", b"repeat", "request_id", b"request_id", "session_id", b"session_id"]) -> None: ...
 
 global___ReleaseLockRequest = ReleaseLockRequest
 
@@ -375,6 +378,7 @@ class RevokeLockRequest(google.protobuf.message.Message):
     name: builtins.str
     fencing_token: builtins.int
     reason: builtins.str
+    """For the log; at most 512 bytes are kept."""
     def __init__(
         self,
         *,

@@ -90,20 +90,25 @@ class LockServiceServicer(object):
 
     def AcquireLock(self, request, context):
         """Takes one lock, or several all or none. With `wait` it stands in line; a call that gives up leaves nothing behind.
-        A repeat with the same request_id finds its own entries.
+        A repeat with the same request_id, at any coordinator, finds its own entries and keeps their place in the line: after
+        OUTCOME_UNKNOWN and DRAINING they may still stand.
 
         NOT_FOUND: SESSION_NOT_FOUND. ABORTED: LOCK_HELD (metadata: name, holder, token; RetryInfo).
-        FAILED_PRECONDITION: PERMITS_MISMATCH (metadata: name, asked, current), SESSION_FULL.
-        RESOURCE_EXHAUSTED: RELOCK_THROTTLED, TOO_MANY_REQUESTS (1,000 wait already). INVALID_ARGUMENT: REQUEST_ID_REUSED.
+        FAILED_PRECONDITION: PERMITS_MISMATCH (metadata: name, asked, current), SESSION_FULL, EPOCH_REGRESSED, LOCK_LOST (its place
+        in the line was revoked).
+        RESOURCE_EXHAUSTED: RELOCK_THROTTLED (metadata: name, limit_of; only without `wait`), TOO_MANY_REQUESTS (1,000 wait
+        already). INVALID_ARGUMENT: REQUEST_ID_REUSED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReleaseLock(self, request, context):
-        """Gives locks back by their tokens. A repeat is no error while the session lives.
+        """Gives locks back by their tokens, each for itself: the others go back even if one is lost. Locks that a job's claim holds are
+        given back by the claim's end alone.
 
-        FAILED_PRECONDITION: LOCK_LOST (metadata: name, held, current): nothing of this name was changed.
+        FAILED_PRECONDITION: LOCK_LOST (metadata: name, held, current; the first that is lost): nothing of this name was changed;
+        EPOCH_REGRESSED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -126,6 +131,8 @@ class LockServiceServicer(object):
     def CheckToken(self, request, context):
         """Whether a token is that of a present owner: for stores that cannot keep a number, and for shared and semaphore owners.
         The answer is as old as the call; only a store that compares tokens itself is safe.
+
+        FAILED_PRECONDITION: EPOCH_REGRESSED (the token lies above what etcd has reached).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -134,14 +141,15 @@ class LockServiceServicer(object):
     def RevokeLock(self, request, context):
         """Takes a lock from its owner, or an entry out of the line. The next may own it at once; who held it learns at its next beat.
 
-        FAILED_PRECONDITION: LOCK_LOST (no entry has this token).
+        FAILED_PRECONDITION: LOCK_LOST (no entry has this token), EPOCH_REGRESSED.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ObserveLock(self, request, context):
-        """Streams the owners of a lock: first as they are, then at every change. For leader election: the value is the leader's own.
+        """Streams the owners of a lock: first as they are, then at every change; states in between may be left out. For leader election:
+        the value is the leader's own.
 
         RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS (too many streams).
         """

@@ -33,20 +33,25 @@ class LockServiceStub:
         leasekeeper.v1.lock_service_pb2.AcquireLockResponse,
     ]
     """Takes one lock, or several all or none. With `wait` it stands in line; a call that gives up leaves nothing behind.
-    A repeat with the same request_id finds its own entries.
+    A repeat with the same request_id, at any coordinator, finds its own entries and keeps their place in the line: after
+    OUTCOME_UNKNOWN and DRAINING they may still stand.
 
     NOT_FOUND: SESSION_NOT_FOUND. ABORTED: LOCK_HELD (metadata: name, holder, token; RetryInfo).
-    FAILED_PRECONDITION: PERMITS_MISMATCH (metadata: name, asked, current), SESSION_FULL.
-    RESOURCE_EXHAUSTED: RELOCK_THROTTLED, TOO_MANY_REQUESTS (1,000 wait already). INVALID_ARGUMENT: REQUEST_ID_REUSED.
+    FAILED_PRECONDITION: PERMITS_MISMATCH (metadata: name, asked, current), SESSION_FULL, EPOCH_REGRESSED, LOCK_LOST (its place
+    in the line was revoked).
+    RESOURCE_EXHAUSTED: RELOCK_THROTTLED (metadata: name, limit_of; only without `wait`), TOO_MANY_REQUESTS (1,000 wait
+    already). INVALID_ARGUMENT: REQUEST_ID_REUSED.
     """
 
     ReleaseLock: grpc.UnaryUnaryMultiCallable[
         leasekeeper.v1.lock_service_pb2.ReleaseLockRequest,
         leasekeeper.v1.lock_service_pb2.ReleaseLockResponse,
     ]
-    """Gives locks back by their tokens. A repeat is no error while the session lives.
+    """Gives locks back by their tokens, each for itself: the others go back even if one is lost. Locks that a job's claim holds are
+    given back by the claim's end alone.
 
-    FAILED_PRECONDITION: LOCK_LOST (metadata: name, held, current): nothing of this name was changed.
+    FAILED_PRECONDITION: LOCK_LOST (metadata: name, held, current; the first that is lost): nothing of this name was changed;
+    EPOCH_REGRESSED.
     """
 
     GetLock: grpc.UnaryUnaryMultiCallable[
@@ -67,6 +72,8 @@ class LockServiceStub:
     ]
     """Whether a token is that of a present owner: for stores that cannot keep a number, and for shared and semaphore owners.
     The answer is as old as the call; only a store that compares tokens itself is safe.
+
+    FAILED_PRECONDITION: EPOCH_REGRESSED (the token lies above what etcd has reached).
     """
 
     RevokeLock: grpc.UnaryUnaryMultiCallable[
@@ -75,14 +82,15 @@ class LockServiceStub:
     ]
     """Takes a lock from its owner, or an entry out of the line. The next may own it at once; who held it learns at its next beat.
 
-    FAILED_PRECONDITION: LOCK_LOST (no entry has this token).
+    FAILED_PRECONDITION: LOCK_LOST (no entry has this token), EPOCH_REGRESSED.
     """
 
     ObserveLock: grpc.UnaryStreamMultiCallable[
         leasekeeper.v1.lock_service_pb2.ObserveLockRequest,
         leasekeeper.v1.lock_service_pb2.ObserveLockResponse,
     ]
-    """Streams the owners of a lock: first as they are, then at every change. For leader election: the value is the leader's own.
+    """Streams the owners of a lock: first as they are, then at every change; states in between may be left out. For leader election:
+    the value is the leader's own.
 
     RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS (too many streams).
     """
@@ -102,20 +110,25 @@ class LockServiceAsyncStub:
         leasekeeper.v1.lock_service_pb2.AcquireLockResponse,
     ]
     """Takes one lock, or several all or none. With `wait` it stands in line; a call that gives up leaves nothing behind.
-    A repeat with the same request_id finds its own entries.
+    A repeat with the same request_id, at any coordinator, finds its own entries and keeps their place in the line: after
+    OUTCOME_UNKNOWN and DRAINING they may still stand.
 
     NOT_FOUND: SESSION_NOT_FOUND. ABORTED: LOCK_HELD (metadata: name, holder, token; RetryInfo).
-    FAILED_PRECONDITION: PERMITS_MISMATCH (metadata: name, asked, current), SESSION_FULL.
-    RESOURCE_EXHAUSTED: RELOCK_THROTTLED, TOO_MANY_REQUESTS (1,000 wait already). INVALID_ARGUMENT: REQUEST_ID_REUSED.
+    FAILED_PRECONDITION: PERMITS_MISMATCH (metadata: name, asked, current), SESSION_FULL, EPOCH_REGRESSED, LOCK_LOST (its place
+    in the line was revoked).
+    RESOURCE_EXHAUSTED: RELOCK_THROTTLED (metadata: name, limit_of; only without `wait`), TOO_MANY_REQUESTS (1,000 wait
+    already). INVALID_ARGUMENT: REQUEST_ID_REUSED.
     """
 
     ReleaseLock: grpc.aio.UnaryUnaryMultiCallable[
         leasekeeper.v1.lock_service_pb2.ReleaseLockRequest,
         leasekeeper.v1.lock_service_pb2.ReleaseLockResponse,
     ]
-    """Gives locks back by their tokens. A repeat is no error while the session lives.
+    """Gives locks back by their tokens, each for itself: the others go back even if one is lost. Locks that a job's claim holds are
+    given back by the claim's end alone.
 
-    FAILED_PRECONDITION: LOCK_LOST (metadata: name, held, current): nothing of this name was changed.
+    FAILED_PRECONDITION: LOCK_LOST (metadata: name, held, current; the first that is lost): nothing of this name was changed;
+    EPOCH_REGRESSED.
     """
 
     GetLock: grpc.aio.UnaryUnaryMultiCallable[
@@ -136,6 +149,8 @@ class LockServiceAsyncStub:
     ]
     """Whether a token is that of a present owner: for stores that cannot keep a number, and for shared and semaphore owners.
     The answer is as old as the call; only a store that compares tokens itself is safe.
+
+    FAILED_PRECONDITION: EPOCH_REGRESSED (the token lies above what etcd has reached).
     """
 
     RevokeLock: grpc.aio.UnaryUnaryMultiCallable[
@@ -144,14 +159,15 @@ class LockServiceAsyncStub:
     ]
     """Takes a lock from its owner, or an entry out of the line. The next may own it at once; who held it learns at its next beat.
 
-    FAILED_PRECONDITION: LOCK_LOST (no entry has this token).
+    FAILED_PRECONDITION: LOCK_LOST (no entry has this token), EPOCH_REGRESSED.
     """
 
     ObserveLock: grpc.aio.UnaryStreamMultiCallable[
         leasekeeper.v1.lock_service_pb2.ObserveLockRequest,
         leasekeeper.v1.lock_service_pb2.ObserveLockResponse,
     ]
-    """Streams the owners of a lock: first as they are, then at every change. For leader election: the value is the leader's own.
+    """Streams the owners of a lock: first as they are, then at every change; states in between may be left out. For leader election:
+    the value is the leader's own.
 
     RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS (too many streams).
     """
@@ -173,11 +189,14 @@ class LockServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[leasekeeper.v1.lock_service_pb2.AcquireLockResponse, collections.abc.Awaitable[leasekeeper.v1.lock_service_pb2.AcquireLockResponse]]:
         """Takes one lock, or several all or none. With `wait` it stands in line; a call that gives up leaves nothing behind.
-        A repeat with the same request_id finds its own entries.
+        A repeat with the same request_id, at any coordinator, finds its own entries and keeps their place in the line: after
+        OUTCOME_UNKNOWN and DRAINING they may still stand.
 
         NOT_FOUND: SESSION_NOT_FOUND. ABORTED: LOCK_HELD (metadata: name, holder, token; RetryInfo).
-        FAILED_PRECONDITION: PERMITS_MISMATCH (metadata: name, asked, current), SESSION_FULL.
-        RESOURCE_EXHAUSTED: RELOCK_THROTTLED, TOO_MANY_REQUESTS (1,000 wait already). INVALID_ARGUMENT: REQUEST_ID_REUSED.
+        FAILED_PRECONDITION: PERMITS_MISMATCH (metadata: name, asked, current), SESSION_FULL, EPOCH_REGRESSED, LOCK_LOST (its place
+        in the line was revoked).
+        RESOURCE_EXHAUSTED: RELOCK_THROTTLED (metadata: name, limit_of; only without `wait`), TOO_MANY_REQUESTS (1,000 wait
+        already). INVALID_ARGUMENT: REQUEST_ID_REUSED.
         """
 
     @abc.abstractmethod
@@ -186,9 +205,11 @@ class LockServiceServicer(metaclass=abc.ABCMeta):
         request: leasekeeper.v1.lock_service_pb2.ReleaseLockRequest,
         context: _ServicerContext,
     ) -> typing.Union[leasekeeper.v1.lock_service_pb2.ReleaseLockResponse, collections.abc.Awaitable[leasekeeper.v1.lock_service_pb2.ReleaseLockResponse]]:
-        """Gives locks back by their tokens. A repeat is no error while the session lives.
+        """Gives locks back by their tokens, each for itself: the others go back even if one is lost. Locks that a job's claim holds are
+        given back by the claim's end alone.
 
-        FAILED_PRECONDITION: LOCK_LOST (metadata: name, held, current): nothing of this name was changed.
+        FAILED_PRECONDITION: LOCK_LOST (metadata: name, held, current; the first that is lost): nothing of this name was changed;
+        EPOCH_REGRESSED.
         """
 
     @abc.abstractmethod
@@ -215,6 +236,8 @@ class LockServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[leasekeeper.v1.lock_service_pb2.CheckTokenResponse, collections.abc.Awaitable[leasekeeper.v1.lock_service_pb2.CheckTokenResponse]]:
         """Whether a token is that of a present owner: for stores that cannot keep a number, and for shared and semaphore owners.
         The answer is as old as the call; only a store that compares tokens itself is safe.
+
+        FAILED_PRECONDITION: EPOCH_REGRESSED (the token lies above what etcd has reached).
         """
 
     @abc.abstractmethod
@@ -225,7 +248,7 @@ class LockServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[leasekeeper.v1.lock_service_pb2.RevokeLockResponse, collections.abc.Awaitable[leasekeeper.v1.lock_service_pb2.RevokeLockResponse]]:
         """Takes a lock from its owner, or an entry out of the line. The next may own it at once; who held it learns at its next beat.
 
-        FAILED_PRECONDITION: LOCK_LOST (no entry has this token).
+        FAILED_PRECONDITION: LOCK_LOST (no entry has this token), EPOCH_REGRESSED.
         """
 
     @abc.abstractmethod
@@ -234,7 +257,8 @@ class LockServiceServicer(metaclass=abc.ABCMeta):
         request: leasekeeper.v1.lock_service_pb2.ObserveLockRequest,
         context: _ServicerContext,
     ) -> typing.Union[collections.abc.Iterator[leasekeeper.v1.lock_service_pb2.ObserveLockResponse], collections.abc.AsyncIterator[leasekeeper.v1.lock_service_pb2.ObserveLockResponse]]:
-        """Streams the owners of a lock: first as they are, then at every change. For leader election: the value is the leader's own.
+        """Streams the owners of a lock: first as they are, then at every change; states in between may be left out. For leader election:
+        the value is the leader's own.
 
         RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS (too many streams).
         """

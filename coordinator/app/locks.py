@@ -1,0 +1,68 @@
+"""The parts of a coordinator that named locks need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from coordinator.app.foundation import Foundation
+from coordinator.rpc.limits import CallLimits
+from coordinator.rpc.lock_servicer import LockServicer, LockUseCases
+from coordinator.services.contention import Contention, ContentionConfig
+from coordinator.services.fencing import FutureTokens
+from coordinator.services.holders import Holders
+from coordinator.services.lock_acquisition import LockAcquisition
+from coordinator.services.lock_cleanup import LockCleanup
+from coordinator.services.lock_lines import LockLines
+from coordinator.services.locks import Locks
+
+__all__ = ["LockParts", "compose_locks"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockParts:
+    """What came of it; ``background`` and ``drains`` as of ``Parts``."""
+
+    servicer: LockServicer
+    lines: LockLines
+    background: Mapping[str, Callable[[], Coroutine[Any, Any, None]]]
+    drains: tuple[Callable[[], None], ...]
+
+
+def compose_locks(base: Foundation, holders: Holders, limits: CallLimits) -> LockParts:
+    """Make them, and let the store tell them."""
+    store, clock = base.store, base.clock
+    lines = LockLines(store.locks, clock)
+    base.locks.bind(lines)
+    holders.locks_held_by = lines.held_by
+    # Those who wait for a lock stand in its line in the store: none of its tries is kept for them.
+    contention = Contention(clock, ContentionConfig(), has_line=lambda one: False)
+    cleanup = LockCleanup(store.locks, lines, clock)
+    acquisition = LockAcquisition(
+        store.locks,
+        store.sessions,
+        store.namespaces,
+        store.present,
+        lines,
+        holders,
+        contention,
+        cleanup,
+        clock,
+    )
+    locks = Locks(
+        store.locks,
+        store.sessions,
+        store.namespaces,
+        store.present,
+        lines,
+        contention,
+        FutureTokens(base.notices, clock),
+        clock,
+    )
+    return LockParts(
+        servicer=LockServicer(LockUseCases(acquisition=acquisition, locks=locks), clock, limits),
+        lines=lines,
+        background={"lines of locks": lines.run, "locks left behind": cleanup.run},
+        drains=(acquisition.drain, locks.drain),
+    )

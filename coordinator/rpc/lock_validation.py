@@ -1,0 +1,124 @@
+"""Form of every request of LockService; the rules of `coordinator.rpc.validation` hold here too."""
+
+from __future__ import annotations
+
+from coordinator.core.lock_order import MAX_PERMITS
+from coordinator.rpc import limits
+from coordinator.rpc.field_checks import (
+    Violations,
+    check_count,
+    check_duration,
+    check_id,
+    check_name,
+    check_number,
+    check_session_id,
+    check_text,
+    check_token,
+)
+from coordinator.rpc.limits import CallLimits
+from coordinator.rpc.validation import check_request_id
+from leasekeeper.v1 import lock_service_pb2 as pb
+
+__all__ = [
+    "check_acquire",
+    "check_check_token",
+    "check_get_lock",
+    "check_list_locks",
+    "check_observe",
+    "check_release_lock",
+    "check_revoke",
+]
+
+_MODES = frozenset(
+    (
+        pb.LOCK_MODE_UNSPECIFIED,
+        pb.LOCK_MODE_EXCLUSIVE,
+        pb.LOCK_MODE_SHARED,
+        pb.LOCK_MODE_SEMAPHORE,
+    )
+)
+
+
+def _start(namespace: str) -> Violations:
+    found = Violations()
+    check_name(found, "namespace", namespace, required=False)
+    return found
+
+
+def check_acquire(request: pb.AcquireLockRequest, call_limits: CallLimits) -> None:
+    """AcquireLock."""
+    found = _start(request.namespace)
+    check_request_id(found, request.request_id, required=True)
+    check_session_id(found, "session_id", request.session_id)
+    if check_count(found, "names", len(request.names), 1, limits.LOCKS_PER_ACQUIRE):
+        seen: set[str] = set()
+        for index, name in enumerate(request.names):
+            check_id(found, f"names[{index}]", name)
+            if name in seen:
+                found.add(f"names[{index}]", "is named twice")
+            seen.add(name)
+    if request.mode not in _MODES:
+        found.add("mode", f"{request.mode} is not a lock mode")
+    elif request.mode == pb.LOCK_MODE_SEMAPHORE:
+        check_number(found, "permits", request.permits, 1, MAX_PERMITS)
+    elif request.permits not in (0, 1):
+        found.add("permits", f"only a semaphore has permits, is {request.permits}")
+    if len(request.value) > limits.LOCK_VALUE_BYTES:
+        found.add("value", f"is {len(request.value)} bytes long, the limit is {limits.LOCK_VALUE_BYTES}")
+    if request.HasField("wait"):
+        check_duration(found, "wait", request.wait, call_limits.wait_max_ms)
+    found.check()
+
+
+def check_release_lock(request: pb.ReleaseLockRequest) -> None:
+    """ReleaseLock."""
+    found = _start(request.namespace)
+    check_request_id(found, request.request_id)
+    check_session_id(found, "session_id", request.session_id)
+    if check_count(found, "locks", len(request.locks), 1, limits.LOCKS_PER_RELEASE):
+        seen: set[tuple[str, int]] = set()
+        for index, lock in enumerate(request.locks):
+            check_id(found, f"locks[{index}].name", lock.name)
+            check_token(found, f"locks[{index}].fencing_token", lock.fencing_token)
+            if (lock.name, lock.fencing_token) in seen:
+                found.add(f"locks[{index}]", "is named twice")
+            seen.add((lock.name, lock.fencing_token))
+    found.check()
+
+
+def _lock(found: Violations, name: str) -> None:
+    check_id(found, "name", name)
+    found.check()
+
+
+def check_get_lock(request: pb.GetLockRequest) -> None:
+    """GetLock."""
+    _lock(_start(request.namespace), request.name)
+
+
+def check_observe(request: pb.ObserveLockRequest) -> None:
+    """ObserveLock."""
+    _lock(_start(request.namespace), request.name)
+
+
+def check_list_locks(request: pb.ListLocksRequest) -> None:
+    """ListLocks."""
+    found = _start(request.namespace)
+    check_number(found, "page_size", request.page_size, 0, limits.PAGE_SIZE)
+    check_text(found, "page_token", request.page_token, limits.PAGE_TOKEN_BYTES)
+    found.check()
+
+
+def check_check_token(request: pb.CheckTokenRequest) -> None:
+    """CheckToken."""
+    found = _start(request.namespace)
+    check_token(found, "fencing_token", request.fencing_token)
+    _lock(found, request.name)
+
+
+def check_revoke(request: pb.RevokeLockRequest) -> None:
+    """RevokeLock. A long reason is cut, not refused."""
+    found = _start(request.namespace)
+    check_request_id(found, request.request_id)
+    check_token(found, "fencing_token", request.fencing_token)
+    _lock(found, request.name)
