@@ -14,6 +14,8 @@ from coordinator.reconciler.take_away import TakeAwayPass
 from coordinator.services.abandoned import Abandoned
 from coordinator.services.api import ClaimedJob, ClaimQuery
 from coordinator.services.arrivals import Arrivals
+from coordinator.services.circuit_gate import ALL_CLOSED, CircuitGate
+from coordinator.services.circuits import CircuitConfig, Circuits
 from coordinator.services.claim_by_id import ClaimById, ClaimByIdConfig, OneClaim
 from coordinator.services.claiming import Delivery
 from coordinator.services.contention import Contention, ContentionConfig
@@ -28,6 +30,7 @@ from coordinator.services.waiters import Waiters
 from tests.support.builders import FAR, a_job, open_session, store_job
 from tests.support.clock import SteppingClock
 from tests.support.fake_ports import FixedPresent, RecordedMeters, RecordedNotices, SteadyEntropy, StillFeeds
+from tests.support.memory_circuits import MemoryCircuits
 from tests.support.memory_etcd import MemoryEtcd
 from tests.support.memory_job_store import MemoryJobStore, MemorySessionStore
 
@@ -39,7 +42,10 @@ NS, S = "default", "00000000000000a1"
 
 @dataclass
 class Coordinator:
-    """One coordinator's dispatch half. ``members`` are the coordinators that it believes in."""
+    """One coordinator's dispatch half. ``members`` are the coordinators that it believes in.
+
+    With a ``circuit_store`` it has ``circuits``; a test drives what they do in the background.
+    """
 
     etcd: MemoryEtcd
     clock: SteppingClock
@@ -48,6 +54,8 @@ class Coordinator:
     config: DispatchConfig = field(default_factory=DispatchConfig)
     index_config: IndexConfig = field(default_factory=IndexConfig)
     contention_config: ContentionConfig = field(default_factory=ContentionConfig)
+    circuit_store: MemoryCircuits | None = None
+    circuit_config: CircuitConfig = field(default_factory=CircuitConfig)
     suspects: list[Suspect] = field(default_factory=list)
     expired: list[tuple[str, str]] = field(default_factory=list)
 
@@ -55,9 +63,22 @@ class Coordinator:
         self.jobs = MemoryJobStore(self.etcd)
         self.session_store = MemorySessionStore(self.etcd)
         self.notices, self.meters = RecordedNotices(), RecordedMeters()
-        self.holders = Holders(self.suspects.append, notices=self.notices)
+        self.circuits = Circuits(
+            self.circuit_store or MemoryCircuits(self.etcd),
+            self.jobs,
+            self.notices,
+            self.clock,
+            SteadyEntropy(0.0),
+            self.circuit_config,
+            own_id=self.own_id,
+        )
+        gate: CircuitGate = self.circuits if self.circuit_store is not None else ALL_CLOSED
+        self.holders = Holders(
+            self.suspects.append, notices=self.notices, ended=self.circuits.outcomes.claim_ended
+        )
         self.late_calls = LateCalls(self.jobs, self.notices, self.meters, self.clock)
         self.waiters, self.lines = Waiters(), JobLines()
+        self.circuits.freed = self.waiters.wake_one
         self.present = FixedPresent(self.etcd)
         self.arrivals = Arrivals(
             self.waiters,
@@ -94,6 +115,7 @@ class Coordinator:
             self.clock,
             ClaimByIdConfig(),
             expired=lambda namespace, job_id: self.expired.append((namespace, job_id)),
+            circuits=gate,
         )
         self.dispatch = Dispatch(
             self.jobs,
@@ -112,6 +134,7 @@ class Coordinator:
             SteadyEntropy(),
             self.config,
             expired=lambda namespace, job_id: self.expired.append((namespace, job_id)),
+            circuits=gate,
         )
         self.take_away = TakeAwayPass(
             self.jobs, self.clock, SteadyEntropy(), again=self.holders.report_again, notices=self.notices
@@ -130,6 +153,10 @@ class Coordinator:
 
     async def start(self) -> None:
         """List and listen."""
+        if self.circuit_store is not None:
+            self.circuit_store.watchers.append(self.circuits.shared)
+            await self.circuits.shared.relist(NS, self.etcd.revision)
+            self.etcd.observers.append(self.circuits.outcomes)
         self.etcd.observers.extend((self.index, self.by_id))
         await self.etcd.listen(self.index, NS)
 
