@@ -27,7 +27,7 @@ __all__ = ["Foundation", "lay_foundation"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Foundation:
-    """Made first. ``changes``, ``commits`` and, of a process that dispatches, ``locks`` are bound once there is
+    """Made first. ``changes``, ``commits`` and, where jobs are handed out, ``locks`` are bound once there is
     somebody to tell.
 
     ``background``: what sends notices on; see ``Parts.background``.

@@ -1,7 +1,7 @@
 """Breaks the one circle of the composition: the store tells the index, and the index asks the store.
 
-The store is made with a relay, the index with the store; then the relay is bound. Nothing is told before. So it
-is with named locks and the lines of them.
+The store is made with a relay, the index with the store; then the relay is bound. Nothing is told before.
+So it is with named locks and the lines of them.
 """
 
 from __future__ import annotations
