@@ -104,7 +104,7 @@ class Circuits:
             clock, config.policy, barred=self.barred, tripped=self._tripped, ended_barred=self._ended_barred
         )
         self.freed: Callable[[Pair], None] = lambda pair: None
-        self._taking: set[Pair] = set()
+        self._taking: set[Pair] = set()  # one swap a pair at a time, however many poll
         self._slots: dict[Pair, tuple[Probe, float]] = {}  # since when the slot is seen taken
         self._to_open: dict[Pair, tuple[str, Counts]] = {}
         self._to_judge: dict[tuple[Pair, Probe], Job | None] = {}
@@ -116,7 +116,7 @@ class Circuits:
     def may_probe(self, pair: Pair) -> bool:
         """See ``CircuitGate``."""
         stored = self.barred.get(pair)
-        if stored is None or pair in self._taking:
+        if stored is None:
             return False
         return start_probe(stored.circuit, _ANYBODY, self._clock.now_ms()) is not None
 

@@ -224,11 +224,12 @@ async def test_one_opens_for_all_and_the_others_begin_to_count_anew() -> None:
     assert [facts(first), facts(second)] == [[("CLOSED", "OPEN")], []], "one tells"
 
 
-async def test_an_opening_that_finds_it_open_changes_nothing() -> None:
+@pytest.mark.parametrize("theirs", [CircuitState.OPEN, CircuitState.HALF_OPEN])
+async def test_an_opening_that_finds_it_open_changes_nothing(theirs: CircuitState) -> None:
     first, _ = await pair_of()
     assert first.circuit_store is not None
     store = first.circuit_store
-    by_another = Circuit(state=CircuitState.OPEN, since_ms=1, probe_ms=2**43, openings=7, reason="theirs")
+    by_another = Circuit(state=theirs, since_ms=1, probe_ms=2**43, openings=7, reason="theirs")
     store.silent = True
     store.before_swap = lambda: void(store.put(T, by_another))
     await first.submit("f1", "f2", "f3", "f4")
@@ -524,12 +525,23 @@ async def test_a_list_replaces_what_was_known_also_where_history_went_back() -> 
 async def test_a_change_that_is_older_than_what_is_known_changes_nothing() -> None:
     c = await bench()
     assert c.circuit_store is not None
-    c.circuit_store.silent = True
     await opened(c)
+    old = c.circuit_store.stored[T]
     await c.circuits.reset(T, "me", FAR)
-    c.circuit_store.tell()
+    c.circuits.shared.circuit_changed(*T, old, old.revision)
     assert state(c) is CircuitState.CLOSED
     assert not c.circuits.barred
+
+
+async def test_many_that_poll_at_once_send_one_swap() -> None:
+    c = await bench()
+    await opened(c, "a", "b")
+    assert c.circuit_store is not None
+    await c.clock.advance(PAUSE)
+    before = c.circuit_store.swaps
+    taken = await asyncio.gather(*(c.claim(request=f"r{n}") for n in range(50)))
+    assert sum(map(len, taken)) == 1
+    assert c.circuit_store.swaps == before + 1
 
 
 # -- by hand
