@@ -122,7 +122,8 @@ class LockServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListLocks(self, request, context):
-        """Locks that somebody owns or waits for, by name, a page at a time.
+        """Locks that somebody owns or waits for, by name, a page at a time; each as it stands. One that was free a moment ago may be
+        missing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

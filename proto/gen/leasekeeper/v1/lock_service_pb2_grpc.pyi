@@ -64,7 +64,9 @@ class LockServiceStub:
         leasekeeper.v1.lock_service_pb2.ListLocksRequest,
         leasekeeper.v1.lock_service_pb2.ListLocksResponse,
     ]
-    """Locks that somebody owns or waits for, by name, a page at a time."""
+    """Locks that somebody owns or waits for, by name, a page at a time; each as it stands. One that was free a moment ago may be
+    missing.
+    """
 
     CheckToken: grpc.UnaryUnaryMultiCallable[
         leasekeeper.v1.lock_service_pb2.CheckTokenRequest,
@@ -141,7 +143,9 @@ class LockServiceAsyncStub:
         leasekeeper.v1.lock_service_pb2.ListLocksRequest,
         leasekeeper.v1.lock_service_pb2.ListLocksResponse,
     ]
-    """Locks that somebody owns or waits for, by name, a page at a time."""
+    """Locks that somebody owns or waits for, by name, a page at a time; each as it stands. One that was free a moment ago may be
+    missing.
+    """
 
     CheckToken: grpc.aio.UnaryUnaryMultiCallable[
         leasekeeper.v1.lock_service_pb2.CheckTokenRequest,
@@ -226,7 +230,9 @@ class LockServiceServicer(metaclass=abc.ABCMeta):
         request: leasekeeper.v1.lock_service_pb2.ListLocksRequest,
         context: _ServicerContext,
     ) -> typing.Union[leasekeeper.v1.lock_service_pb2.ListLocksResponse, collections.abc.Awaitable[leasekeeper.v1.lock_service_pb2.ListLocksResponse]]:
-        """Locks that somebody owns or waits for, by name, a page at a time."""
+        """Locks that somebody owns or waits for, by name, a page at a time; each as it stands. One that was free a moment ago may be
+        missing.
+        """
 
     @abc.abstractmethod
     def CheckToken(
