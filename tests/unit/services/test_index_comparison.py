@@ -1,4 +1,4 @@
-"""The index is compared with the store from time to time: what it lost comes back, and nothing comes twice."""
+"""The index is compared with the store from time to time: what it lost comes back, nothing twice."""
 
 from __future__ import annotations
 
