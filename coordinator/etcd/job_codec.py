@@ -133,7 +133,8 @@ def _begun(number: int, session: str, start_ms: int) -> bytes:
 def _attempt_by_hand(attempt: Attempt) -> bytes:
     outcome = attempt.outcome
     if outcome is _RUNNING:
-        return _begun(attempt.number, attempt.session, attempt.start_ms) + _OUTCOMES[outcome]
+        begun = _begun(attempt.number, attempt.session, attempt.start_ms) + _OUTCOMES[outcome]
+        return b"%b\x10%b" % (begun, varint(attempt.token)) if attempt.token else begun
     if attempt.failure_type or attempt.failure_message:
         return _attempt_record(attempt).SerializeToString()
     digest = attempt.digest

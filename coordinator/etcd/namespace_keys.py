@@ -53,6 +53,7 @@ class NamespaceKeys:
         "_due",
         "_lock",
         "_outbox",
+        "_prefixes",
         "_queue",
         "_ready",
         "_result",
@@ -82,6 +83,17 @@ class NamespaceKeys:
         self._queue = base + b"queue/"
         self._type = base + b"type/"
         self._circuit = base + b"circuit/"
+        self._prefixes = {
+            Slot.SPEC: self._spec,
+            Slot.STATE: self._state,
+            Slot.READY: self._ready,
+            Slot.DUE: self._due,
+            Slot.CLAIM: self._claim,
+            Slot.CANCEL: self._cancel,
+            Slot.CHECKPOINT: self._checkpoint,
+            Slot.RESULT: self._result,
+            Slot.UNIQUE: self._unique,
+        }
         self._build: dict[Slot, Callable[[Where], bytes]] = {
             Slot.SPEC: lambda where: self._spec + sharded(where.job_id),
             Slot.STATE: lambda where: self._state + sharded(where.job_id),
@@ -196,6 +208,11 @@ class NamespaceKeys:
         """Every ``circuit/`` key."""
         return KeyRange(self._circuit, prefix_end(self._circuit))
 
+    def all_of(self, slot: Slot) -> KeyRange:
+        """Every key of one kind; too wide to be read at once."""
+        prefix = self._prefixes[slot]
+        return KeyRange(prefix, prefix_end(prefix))
+
     def all_locks(self) -> KeyRange:
         """Every ``lock/`` key."""
         return KeyRange(self._lock, prefix_end(self._lock))
@@ -228,9 +245,29 @@ class NamespaceKeys:
 
     # --- parse ------------------------------------------------------------------------------------
 
+    def parse(self, slot: Slot, key: bytes) -> Where:
+        """What a key of this kind stands for; a unique key does not say whose it is."""
+        if slot is Slot.READY:
+            ready = self.parse_ready(key)
+            return Where(slot, self.namespace, ready.job_id, ready.queue, ready.type, ready.rank)
+        if slot is Slot.DUE:
+            ms, job_id = self.parse_due(key)
+            return Where(slot, self.namespace, job_id, ms=ms)
+        if slot is Slot.UNIQUE:
+            queue, slash, text = self._tail(key, self._unique).partition(b"/")
+            if not slash:
+                raise KeyFormatError(f"{key!r} is no unique key")
+            return Where(slot, self.namespace, "", queue=parse_name(queue), unique_key=parse_text(text))
+        if slot is Slot.STATE or slot is Slot.SPEC:
+            return Where(slot, self.namespace, self._parse_sharded(key, self._prefixes[slot]))
+        return Where(slot, self.namespace, parse_text(self._tail(key, self._prefixes[slot])))
+
     def parse_state(self, key: bytes) -> str:
         """Job id of a ``state/`` key."""
-        tail = self._tail(key, self._state)
+        return self._parse_sharded(key, self._state)
+
+    def _parse_sharded(self, key: bytes, prefix: bytes) -> str:
+        tail = self._tail(key, prefix)
         job_id = parse_text(tail[3:])
         if sharded(job_id) != tail:
             raise KeyFormatError(f"{key!r} lies in another job's shard")

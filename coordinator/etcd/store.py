@@ -32,6 +32,7 @@ from coordinator.etcd.session_store import EtcdSessionStore, SessionStoreConfig
 from coordinator.etcd.set_aside import SetAside
 from coordinator.etcd.storage_gauge import EtcdStorageGauge, GaugeConfig
 from coordinator.etcd.txn import TxnCodec
+from coordinator.etcd.upkeep_store import EtcdUpkeep
 from coordinator.ports import (
     Changes,
     CircuitChanges,
@@ -160,6 +161,7 @@ class EtcdStore:
             epoch=lambda: self.present.epoch,
             set_aside=self.set_aside,
             now_ms=clock.now_ms,
+            leads=self._leads_sweeps,
         )
         self.jobs = EtcdJobStore(
             self.client,
@@ -232,6 +234,20 @@ class EtcdStore:
             self.client, self.space, self.gauge, self.set_aside, clock, config.pressure
         )
         self._retention = self.leadership("retention")
+        self.sweeps = self.leadership("sweep")
+        self.upkeep = EtcdUpkeep(
+            self.client,
+            self.space,
+            self.codec,
+            self.present,
+            self.set_aside,
+            clock,
+            leads=self._leads_sweeps,
+        )
+
+    def _leads_sweeps(self) -> bytes | None:
+        """What the Txns of sweeps compare besides, None while another process leads them."""
+        return self.sweeps.guard()
 
     def leadership(self, role: str) -> EtcdLeadership:
         """A candidacy for ``role``; whoever asks for it owns its ``run``."""

@@ -14,7 +14,7 @@ from coordinator.core.effects import Slot
 from coordinator.core.fencing import make_token, split_token
 from coordinator.core.job import Claim, Job
 from coordinator.core.machine import Guard
-from coordinator.errors import CodecError
+from coordinator.errors import CodecError, NotApplied
 from coordinator.etcd import wire
 from coordinator.etcd.codec import (
     JobCodec,
@@ -111,6 +111,7 @@ class TxnCodec:
         epoch: the present epoch.
         set_aside: told what cannot be decoded where the answer can do without.
         now_ms: Unix milliseconds, for cancel keys.
+        leads: the compare that this process leads the sweeps, None if it does not.
     """
 
     def __init__(
@@ -121,12 +122,14 @@ class TxnCodec:
         epoch: Callable[[], int],
         set_aside: SetAside,
         now_ms: Callable[[], int],
+        leads: Callable[[], bytes | None] = lambda: None,
     ) -> None:
         self._space = space
         self._jobs = jobs
         self._epoch = epoch
         self._set_aside = set_aside
         self._now_ms = now_ms
+        self._leads = leads
 
     # --- build ------------------------------------------------------------------------------------
 
@@ -139,6 +142,7 @@ class TxnCodec:
 
         Raises:
             KeyFormatError: an id or name cannot be a key.
+            NotApplied: it is a sweep's, and this process does not lead the sweeps.
         """
         job = operation.after
         if job is not None and operation.usual is not None:
@@ -188,7 +192,7 @@ class TxnCodec:
                 key = keys.where(where)
                 if slot is _UNIQUE:
                     lanes.append(key)
-                    if put and (before is None or before.job.terminal):
+                    if put and (before is None or before.job.terminal or operation.guard is _IF_SEEN):
                         absent.append(key)
             thens.append(
                 self._put(operation, slot, key, lease if retained else 0) if put else wire.delete(key)
@@ -197,6 +201,11 @@ class TxnCodec:
         for key in absent:
             compares.append(wire.create_eq(key, 0))
             elses.append(wire.get(key))
+        if operation.as_leader:
+            leads = self._leads()
+            if leads is None:
+                raise NotApplied("another process leads the sweeps")
+            compares.append(leads)
         if operation.also:
             for follow_up in operation.also:
                 added, _ = self.describe(follow_up)

@@ -68,6 +68,8 @@ class Snapshot:
 class Operation:
     """One guarded transition to commit. Not frozen only because that doubles the price of making one.
 
+    ``as_leader``: a sweep's; its Txn also compares that this process still leads the sweeps.
+
     ``before`` is what the decision was based on, ``after`` what is to be (None: deleted). ``writes`` are
     those of ``effects(before.job, after)`` unless they are given; they are listed when somebody asks, for a
     ``usual`` transition needs no list. ``token`` is
@@ -80,6 +82,7 @@ class Operation:
         "_writes",
         "after",
         "also",
+        "as_leader",
         "before",
         "big_result",
         "cancelled_by",
@@ -108,6 +111,7 @@ class Operation:
         cancelled_by: str = "",
         want_spec: bool = False,
         want_checkpoint: bool = False,
+        as_leader: bool = False,
         also: tuple[Operation, ...] = (),
     ) -> None:
         self.guard = guard
@@ -122,9 +126,10 @@ class Operation:
         self.cancelled_by = cancelled_by
         self.want_spec = want_spec
         self.want_checkpoint = want_checkpoint
+        self.as_leader = as_leader
         self.also = also
         self.usual: Usual | None = None
-        if writes is None and not also:
+        if not as_leader and writes is None and not also:
             job = None if before is None else before.job
             self.usual = usual(job, after, big_result=bool(big_result))
 

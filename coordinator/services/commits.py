@@ -24,6 +24,7 @@ def operation_of(
     cancelled_by: str = "",
     want_spec: bool = False,
     want_checkpoint: bool = False,
+    as_leader: bool = False,
 ) -> Operation:
     """The operation that commits ``decision``, which was based on ``before``. See ``ports.Operation``.
 
@@ -45,6 +46,7 @@ def operation_of(
         cancelled_by=cancelled_by,
         want_spec=want_spec,
         want_checkpoint=want_checkpoint,
+        as_leader=as_leader,
         also=also,
     )
 

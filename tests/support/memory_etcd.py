@@ -16,7 +16,7 @@ from coordinator.core.effects import Slot, Where
 from coordinator.core.fencing import make_token
 from coordinator.core.job import Claim, Job
 from coordinator.core.machine import Guard
-from coordinator.errors import DeadlinePassed, OutcomeUnknown, TooManyRequests
+from coordinator.errors import DeadlinePassed, NotApplied, OutcomeUnknown, TooManyRequests
 from coordinator.ports import (
     Changes,
     Checkpoint,
@@ -105,6 +105,8 @@ class MemoryEtcd:
         self.listeners: list[Changes] = []
         self.watchers: list[Callable[[int, list[tuple[Where, Any]]], None]] = []
         self.read_error: Exception | None = None
+        self.leads = True
+        """Whether the process under test leads the sweeps."""
         self.commits = 0
         self.groups = 0
         self.reads = 0
@@ -257,6 +259,8 @@ class MemoryEtcd:
             fault = faults[id(one)]
             if one.operation.deadline <= self.clock.monotonic():
                 one.future.set_exception(DeadlinePassed("the deadline passed before the first try was sent"))
+            elif one.operation.as_leader and not self.leads:
+                one.future.set_exception(NotApplied("another process leads the sweeps"))
             elif fault is Fault.REFUSED:
                 one.future.set_exception(TooManyRequests("planned by the test"))
             elif fault is Fault.LOST_REQUEST:
@@ -310,7 +314,8 @@ class MemoryEtcd:
         if op.guard is Guard.UNHELD:
             return same and claim is None
         if op.guard is Guard.SEEN:
-            return same and (claim.token if claim is not None else 0) == op.token
+            seen = (claim.token if claim is not None else 0) == op.token
+            return same and seen and not self._unique_owner(op)
         if op.guard is Guard.READY:
             assert op.claim is not None, "a claim puts its claim"
             ready = [e for w, e in self.of_slot(Slot.READY, namespace) if w.job_id == job_id]

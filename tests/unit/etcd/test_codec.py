@@ -71,7 +71,7 @@ ended = st.builds(
     state_after=st.none() | st.sampled_from(JobState),
     ready_ms_after=ms,
 )
-under_way = st.builds(Attempt, number=small, session=text, start_ms=ms)
+under_way = st.builds(Attempt, number=small, session=text, start_ms=ms, token=st.integers(0, 2**63 - 1))
 jobs = st.builds(
     Job,
     namespace=st.just("default"),
