@@ -120,6 +120,7 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
         ),
         overdue=take_away.add,
         late=late.add,
+        locks=locks.delivery,
     )
     queries = Queries(store.jobs, holders)
     subscription = Subscription(

@@ -14,6 +14,7 @@ from coordinator.services.fencing import FutureTokens
 from coordinator.services.holders import Holders
 from coordinator.services.lock_acquisition import LockAcquisition
 from coordinator.services.lock_cleanup import LockCleanup
+from coordinator.services.lock_delivery import LockDelivery
 from coordinator.services.lock_lines import LockLines
 from coordinator.services.locks import Locks
 
@@ -26,6 +27,7 @@ class LockParts:
 
     servicer: LockServicer
     lines: LockLines
+    delivery: LockDelivery
     background: Mapping[str, Callable[[], Coroutine[Any, Any, None]]]
     drains: tuple[Callable[[], None], ...]
 
@@ -63,6 +65,7 @@ def compose_locks(base: Foundation, holders: Holders, limits: CallLimits) -> Loc
     return LockParts(
         servicer=LockServicer(LockUseCases(acquisition=acquisition, locks=locks), clock, limits),
         lines=lines,
+        delivery=LockDelivery(lines, cleanup.later),
         background={"lines of locks": lines.run, "locks left behind": cleanup.run},
         drains=(acquisition.drain, locks.drain),
     )

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from coordinator.core.fencing import make_token
@@ -38,8 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["EtcdSessionStore", "SessionStoreConfig"]
 
 _OPEN_ROUNDS: Final = 8
-_JOBS_PER_READ: Final = 62
-"""Two keys each, beside session and epoch, in a Txn of 128."""
+_PLACES_PER_READ: Final = 124
+"""Keys of jobs (two each) and locks, beside session and epoch, in a Txn of 128."""
 
 _KEYS_PER_READ: Final = 128
 _PAUSE_SECONDS: Final = 0.05
@@ -242,38 +243,48 @@ class EtcdSessionStore:
         return KeptAlive(ttl_ms=kept.ttl * 1000, raft_term=kept.raft_term)
 
     async def confirm(
-        self, namespace: str, session_id: str, job_ids: Sequence[str], *, deadline: float
+        self,
+        namespace: str,
+        session_id: str,
+        job_ids: Sequence[str],
+        *,
+        locks: Sequence[tuple[str, str]] = (),
+        deadline: float,
     ) -> Confirmation:
-        """Read session, epoch, claims and cancel keys.
+        """Read session, epoch, claims, cancel keys and entries of locks.
 
-        Up to 62 jobs at one revision; more in several reads, of which the position is the earliest and the
-        raft term 0 if they differ. Claims of other sessions are told as they are.
+        Up to 62 jobs, each as two locks, at one revision; more in several reads, of which the position is the
+        earliest and the raft term 0 if they differ. Claims of other sessions are told as they are; entries
+        count only on this session's lease.
 
         Raises:
             EtcdUnavailable: no answer by the deadline.
         """
         keys = self._space.namespace(namespace)
         witness = keys.session(session_id)
-        chunks = [job_ids[at : at + _JOBS_PER_READ] for at in range(0, len(job_ids), _JOBS_PER_READ)] or [()]
+        chunks = _chunks(job_ids, locks)
         reads = [
             self._reader.get(
                 [
                     witness,
                     self._space.epoch,
-                    *map(keys.claim, chunk),
-                    *map(keys.cancel, chunk),
+                    *map(keys.claim, jobs),
+                    *map(keys.cancel, jobs),
+                    *(keys.lock(name, waiter) for name, waiter in entries),
                 ],
                 deadline=deadline,
-                reply_bytes=512 + 256 * len(chunk),
+                reply_bytes=512 + 256 * (len(jobs) + len(entries)),
             )
-            for chunk in chunks
+            for jobs, entries in chunks
         ]
         answers = [await reads[0]] if len(reads) == 1 else await asyncio.gather(*reads)
         claims: dict[str, Claim] = {}
         cancelled: set[str] = set()
+        standing: dict[tuple[str, str], int] = {}
+        lease = int(session_id, 16)
         session: Session | None = None
         terms = {answer.raft_term for answer in answers}
-        for chunk, answer in zip(chunks, answers, strict=True):
+        for (jobs, entries), answer in zip(chunks, answers, strict=True):
             kv = answer.kvs[0]
             session = decode_session(namespace, session_id, kv.value, kv.create_revision) if kv else None
             if session is None:
@@ -282,14 +293,17 @@ class EtcdSessionStore:
             if epoch is None or decode_epoch(epoch.value) != self._present.epoch:
                 # Tokens of claims are told in the present epoch: those of an older one then match no more.
                 await self._present.refresh(deadline=deadline)
-            for job_id, held, asked in zip(
-                chunk, answer.kvs[2 : 2 + len(chunk)], answer.kvs[2 + len(chunk) :], strict=True
-            ):
+            rest = iter(answer.kvs[2:])
+            held_by_job, asked_of_job = list(islice(rest, len(jobs))), list(islice(rest, len(jobs)))
+            for job_id, held, asked in zip(jobs, held_by_job, asked_of_job, strict=True):
                 claim = self._claim(job_id, held)
                 if claim is not None:
                     claims[job_id] = claim
                 if asked is not None:
                     cancelled.add(job_id)
+            for entry, kv in zip(entries, rest, strict=True):
+                if kv is not None and kv.lease == lease:
+                    standing[entry] = make_token(self._present.epoch, kv.create_revision)
         revision = min(answer.revision for answer in answers)
         return Confirmation(
             session=session,
@@ -297,6 +311,7 @@ class EtcdSessionStore:
             cancelled=frozenset(cancelled),
             position=make_token(self._present.epoch, revision),
             raft_term=terms.pop() if len(terms) == 1 else 0,
+            locks=standing if session is not None else {},
         )
 
     def _claim(self, job_id: str, kv: KeyValue | None) -> Claim | None:
@@ -354,3 +369,19 @@ class EtcdSessionStore:
 
     def _write_left(self, deadline: float) -> float:
         return min(self._config.call_timeout, write_timeout(self._clock, deadline))
+
+
+def _chunks(
+    job_ids: Sequence[str], locks: Sequence[tuple[str, str]]
+) -> list[tuple[Sequence[str], Sequence[tuple[str, str]]]]:
+    """Jobs and locks of each read; the last read of jobs takes locks as well. At least one read."""
+    most = _PLACES_PER_READ // 2
+    chunks: list[tuple[Sequence[str], Sequence[tuple[str, str]]]] = [
+        (job_ids[at : at + most], ()) for at in range(0, len(job_ids), most)
+    ] or [((), ())]
+    jobs, _ = chunks[-1]
+    room = _PLACES_PER_READ - 2 * len(jobs)
+    chunks[-1] = (jobs, locks[:room])
+    return chunks + [
+        ((), locks[at : at + _PLACES_PER_READ]) for at in range(room, len(locks), _PLACES_PER_READ)
+    ]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from coordinator.core.job import Claim
@@ -53,6 +53,8 @@ class Confirmation:
     position: int
     """Revision of the read on the token scale."""
     raft_term: int
+    locks: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    """Tokens of the session's entries that stand, by lock and waiter."""
 
 
 class SessionStore(Protocol):
@@ -72,10 +74,18 @@ class SessionStore(Protocol):
         """Renew once. Raises OutcomeUnknown if no member answered in time."""
 
     async def confirm(
-        self, namespace: str, session_id: str, job_ids: Sequence[str], *, deadline: float
+        self,
+        namespace: str,
+        session_id: str,
+        job_ids: Sequence[str],
+        *,
+        locks: Sequence[tuple[str, str]] = (),
+        deadline: float,
     ) -> Confirmation:
-        """Read session, claims and cancel keys at one revision (several flat reads for more than ~60
-        jobs)."""
+        """Read session, claims, cancel keys and the session's entries of ``locks`` (names and waiters).
+
+        At one revision; in several flat reads for more than ~60 jobs or ~120 locks.
+        """
 
     async def claims_of(self, namespace: str, session_id: str, *, deadline: float) -> list[tuple[str, Claim]]:
         """Claims attached to the session's lease."""

@@ -13,6 +13,7 @@ from coordinator.rpc.limits import CallLimits
 from coordinator.rpc.status import to_status
 from coordinator.services.api import (
     Beat,
+    BeatLock,
     BeatReply,
     ClaimedJob,
     ClaimQuery,
@@ -77,6 +78,7 @@ def beat(request: pb.HeartbeatRequest) -> Beat:
             )
             for claim in request.claims
         ],
+        locks=[BeatLock(lock.name, lock.fencing_token, lock.request_id) for lock in request.locks],
     )
 
 
@@ -94,6 +96,10 @@ def heartbeat_response(said: Beat, reply: BeatReply) -> pb.HeartbeatResponse:
             job_id=claim.job_id, fencing_token=claim.token, verdict=pb.Verdict.ValueType(verdict.value)
         )
         for claim, verdict in zip(said.claims, reply.verdicts, strict=bool(reply.verdicts))
+    )
+    message.lock_verdicts.extend(
+        pb.LockVerdict(name=lock.name, fencing_token=token, verdict=pb.Verdict.ValueType(verdict.value))
+        for lock, (verdict, token) in zip(said.locks, reply.locks, strict=bool(reply.locks))
     )
     return message
 

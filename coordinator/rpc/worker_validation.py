@@ -107,7 +107,20 @@ def check_heartbeat(request: pb.HeartbeatRequest) -> None:
                 found.add(f"{path}.sequence", f"must not be negative, is {claim.sequence}")
             if claim.HasField("progress"):
                 _progress(found, f"{path}.progress", claim.progress)
+    _locks(found, request)
     found.check()
+
+
+def _locks(found: Violations, request: pb.HeartbeatRequest) -> None:
+    left = max(0, limits.HELD_CLAIMS - len(request.claims))
+    if not check_count(found, "locks", len(request.locks), 0, left):
+        return
+    for index, lock in enumerate(request.locks):
+        path = f"locks[{index}]"
+        check_id(found, f"{path}.name", lock.name)
+        check_text(found, f"{path}.request_id", lock.request_id, limits.REQUEST_ID_BYTES, required=True)
+        if lock.fencing_token < 0:
+            found.add(f"{path}.fencing_token", f"must not be negative, is {lock.fencing_token}")
 
 
 def _wait(found: Violations, wait: Duration, call_limits: CallLimits) -> None:

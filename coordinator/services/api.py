@@ -21,6 +21,7 @@ from coordinator.ports import Checkpoint, Spec, Stored
 __all__ = [
     "Authority",
     "Beat",
+    "BeatLock",
     "BeatReply",
     "ClaimQuery",
     "ClaimedJob",
@@ -201,6 +202,15 @@ class HeldClaim:
     progress: Progress | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class BeatLock:
+    """A lock, or a place in its line, that a beat lists; ``token`` 0: its AcquireLock is not answered."""
+
+    name: str
+    token: int
+    request_id: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beat:
     """One heartbeat; ``sent_ms`` is the sender's monotonic clock."""
@@ -209,6 +219,7 @@ class Beat:
     number: int
     sent_ms: int
     claims: Sequence[HeldClaim]
+    locks: Sequence[BeatLock] = ()
 
 
 class Verdict(IntEnum):
@@ -228,10 +239,14 @@ class Authority(IntEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BeatReply:
-    """The answer to a beat; verdicts in the order of its claims, none if the authority is UNKNOWN."""
+    """The answer to a beat; verdicts in the order of its claims, none if the authority is UNKNOWN.
+
+    ``locks``: verdict and token of each lock, likewise.
+    """
 
     authority: Authority
     verdicts: tuple[Verdict, ...] = ()
+    locks: tuple[tuple[Verdict, int], ...] = ()
     safe_ms: int = 0
     position: int = 0
     command: int = 0

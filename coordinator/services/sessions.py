@@ -30,11 +30,21 @@ from coordinator.ports import (
     SessionStore,
     Snapshot,
 )
-from coordinator.services.api import Authority, Beat, BeatReply, HeldClaim, NewSession, OpenedSession, Verdict
+from coordinator.services.api import (
+    Authority,
+    Beat,
+    BeatLock,
+    BeatReply,
+    HeldClaim,
+    NewSession,
+    OpenedSession,
+    Verdict,
+)
 from coordinator.services.commits import commit_each, operation_of
 from coordinator.services.digests import made_session_id, session_digest
 from coordinator.services.holders import Holders, Overdue
 from coordinator.services.late_calls import HEARTBEAT
+from coordinator.services.lock_delivery import LockDelivery, waiter_of
 from coordinator.services.storage_errors import refused
 
 __all__ = ["SessionConfig", "Sessions", "interval_ms", "margin_ms"]
@@ -65,6 +75,7 @@ class Sessions:
     Args:
         overdue: takes in the claims that a beat speaks against; it must not block.
         late: takes in namespace, job id, token and kind of call, where a beat lists a claim that is gone.
+        locks: takes in the beats, for the locks that they leave out.
     """
 
     def __init__(
@@ -79,6 +90,7 @@ class Sessions:
         *,
         overdue: Callable[[Sequence[Overdue]], None],
         late: Callable[[str, str, int, str], None],
+        locks: LockDelivery | None = None,
     ) -> None:
         self._jobs = jobs
         self._sessions = sessions
@@ -89,6 +101,7 @@ class Sessions:
         self._config = config
         self._overdue = overdue
         self._late = late
+        self._locks = locks
 
     async def open(self, namespace: str, new: NewSession, deadline: float) -> OpenedSession:
         """Open a session; the same request again answers the same session.
@@ -140,6 +153,8 @@ class Sessions:
             if renewed is None:
                 for held in beat.claims:
                     self._late(namespace, held.job_id, held.token, HEARTBEAT)
+                if self._locks is not None:
+                    self._locks.forget(namespace, beat.session_id)
                 raise _gone(beat.session_id)
             kept, read, session = renewed
             if kept.raft_term == read.raft_term and not self._present.regressed:
@@ -181,7 +196,9 @@ class Sessions:
         if kept.ttl_ms <= 0:
             return None
         job_ids = [held.job_id for held in beat.claims]
-        read = await self._sessions.confirm(namespace, beat.session_id, job_ids, deadline=deadline)
+        read = await self._sessions.confirm(
+            namespace, beat.session_id, job_ids, locks=_places(beat), deadline=deadline
+        )
         return (kept, read, read.session) if read.session is not None else None
 
     def _confirmed(
@@ -197,9 +214,12 @@ class Sessions:
         )
         if late:
             self._overdue(late)
+        if self._locks is not None:
+            self._locks.beaten(namespace, beat, ttl_ms=ttl_ms, now=self._clock.monotonic())
         return BeatReply(
             authority=Authority.CONFIRMED,
             verdicts=verdicts,
+            locks=tuple(_lock_verdict(beat.session_id, lock, read) for lock in beat.locks),
             safe_ms=max(0, ttl_ms - margin_ms(ttl_ms)),
             position=read.position,
             command=session.command,
@@ -245,6 +265,18 @@ def _verdict(held: HeldClaim, read: Confirmation) -> Verdict:
     if claim is None or claim.token != held.token:
         return Verdict.LOST
     return Verdict.CANCEL_REQUESTED if held.job_id in read.cancelled else Verdict.HELD
+
+
+def _places(beat: Beat) -> list[tuple[str, str]]:
+    return [(lock.name, waiter_of(beat.session_id, lock)) for lock in beat.locks]
+
+
+def _lock_verdict(session_id: str, lock: BeatLock, read: Confirmation) -> tuple[Verdict, int]:
+    # What has owned once owns as long as it stands: a deletion before it only adds owners.
+    token = read.locks.get((lock.name, waiter_of(session_id, lock)), 0)
+    if not token or (lock.token and token != lock.token):
+        return Verdict.LOST, lock.token
+    return Verdict.HELD, token
 
 
 def _release_operation(found: Snapshot, claim: Claim, now_ms: int, deadline: float) -> Operation | None:

@@ -236,6 +236,7 @@ class MemorySessionStore:
         self.etcd = etcd
         self.raft_term = raft_term
         self.kept_alive = 0
+        self.lock_tokens: dict[tuple[str, str], int] = {}
 
     async def open(self, session: Session, *, deadline: float) -> Session:
         """Grant and put the witness."""
@@ -270,7 +271,13 @@ class MemorySessionStore:
         return KeptAlive(0, self.raft_term)
 
     async def confirm(
-        self, namespace: str, session_id: str, job_ids: Sequence[str], *, deadline: float
+        self,
+        namespace: str,
+        session_id: str,
+        job_ids: Sequence[str],
+        *,
+        locks: Sequence[tuple[str, str]] = (),
+        deadline: float,
     ) -> Confirmation:
         """Session, claims and cancel keys at one revision."""
         self.etcd.reading()
@@ -281,6 +288,7 @@ class MemorySessionStore:
             cancelled=frozenset(j for j in job_ids if Where(Slot.CANCEL, namespace, j) in self.etcd.keys),
             position=self.etcd.position(),
             raft_term=self.raft_term,
+            locks={one: token for one in locks if (token := self.lock_tokens.get(one)) is not None},
         )
 
     async def claims_of(self, namespace: str, session_id: str, *, deadline: float) -> list[tuple[str, Claim]]:

@@ -249,6 +249,31 @@ class HeldClaim(google.protobuf.message.Message):
 global___HeldClaim = HeldClaim
 
 @typing.final
+class BeatLock(google.protobuf.message.Message):
+    """A lock, or a place in its line, as a beat lists it: from before AcquireLock is called until its release was answered."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    FENCING_TOKEN_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    fencing_token: builtins.int
+    """0 while AcquireLock has not answered."""
+    request_id: builtins.str
+    """Of the AcquireLock call: with the session it names the entry."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        fencing_token: builtins.int = ...,
+        request_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["fencing_token", b"fencing_token", "name", b"name", "request_id", b"request_id"]) -> None: ...
+
+global___BeatLock = BeatLock
+
+@typing.final
 class HeartbeatRequest(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -257,6 +282,7 @@ class HeartbeatRequest(google.protobuf.message.Message):
     NUMBER_FIELD_NUMBER: builtins.int
     SENT_AT_FIELD_NUMBER: builtins.int
     CLAIMS_FIELD_NUMBER: builtins.int
+    LOCKS_FIELD_NUMBER: builtins.int
     namespace: builtins.str
     session_id: builtins.str
     number: builtins.int
@@ -269,6 +295,12 @@ class HeartbeatRequest(google.protobuf.message.Message):
     def claims(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___HeldClaim]:
         """All claims, each until its settlement is answered."""
 
+    @property
+    def locks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___BeatLock]:
+        """All locks and pending waits of the session. One that every beat leaves out for a TTL (at least two beats) is taken away.
+        Locks that a job's claim holds are listed by their claim.
+        """
+
     def __init__(
         self,
         *,
@@ -277,9 +309,10 @@ class HeartbeatRequest(google.protobuf.message.Message):
         number: builtins.int = ...,
         sent_at: google.protobuf.duration_pb2.Duration | None = ...,
         claims: collections.abc.Iterable[global___HeldClaim] | None = ...,
+        locks: collections.abc.Iterable[global___BeatLock] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["sent_at", b"sent_at"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["claims", b"claims", "namespace", b"namespace", "number", b"number", "sent_at", b"sent_at", "session_id", b"session_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["claims", b"claims", "locks", b"locks", "namespace", b"namespace", "number", b"number", "sent_at", b"sent_at", "session_id", b"session_id"]) -> None: ...
 
 global___HeartbeatRequest = HeartbeatRequest
 
@@ -305,6 +338,31 @@ class ClaimVerdict(google.protobuf.message.Message):
 global___ClaimVerdict = ClaimVerdict
 
 @typing.final
+class LockVerdict(google.protobuf.message.Message):
+    """What a beat says about one lock, or one wait."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    FENCING_TOKEN_FIELD_NUMBER: builtins.int
+    VERDICT_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    fencing_token: builtins.int
+    """The token of the entry that stands, whether it owns or waits; of one that is lost, the token that the beat named."""
+    verdict: global___Verdict.ValueType
+    """HELD: the entry stands, and what owned it still owns it. LOST: it is gone; of a wait: no entry stands, or none yet."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        fencing_token: builtins.int = ...,
+        verdict: global___Verdict.ValueType = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["fencing_token", b"fencing_token", "name", b"name", "verdict", b"verdict"]) -> None: ...
+
+global___LockVerdict = LockVerdict
+
+@typing.final
 class HeartbeatResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -314,6 +372,7 @@ class HeartbeatResponse(google.protobuf.message.Message):
     REVISION_FIELD_NUMBER: builtins.int
     COMMAND_FIELD_NUMBER: builtins.int
     NUMBER_FIELD_NUMBER: builtins.int
+    LOCK_VERDICTS_FIELD_NUMBER: builtins.int
     authority: global___Authority.ValueType
     revision: builtins.int
     """Revision of the read, on the scale of fencing tokens: a claim with a larger token is not covered by this beat."""
@@ -328,6 +387,10 @@ class HeartbeatResponse(google.protobuf.message.Message):
     def safe_duration(self) -> google.protobuf.duration_pb2.Duration:
         """Only with CONFIRMED. Counts from the moment at which this beat was sent."""
 
+    @property
+    def lock_verdicts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___LockVerdict]:
+        """One for each lock of the request, in its order; empty if the authority is UNKNOWN."""
+
     def __init__(
         self,
         *,
@@ -337,9 +400,10 @@ class HeartbeatResponse(google.protobuf.message.Message):
         revision: builtins.int = ...,
         command: global___WorkerCommand.ValueType = ...,
         number: builtins.int = ...,
+        lock_verdicts: collections.abc.Iterable[global___LockVerdict] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["safe_duration", b"safe_duration"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["authority", b"authority", "command", b"command", "number", b"number", "revision", b"revision", "safe_duration", b"safe_duration", "verdicts", b"verdicts"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["authority", b"authority", "command", b"command", "lock_verdicts", b"lock_verdicts", "number", b"number", "revision", b"revision", "safe_duration", b"safe_duration", "verdicts", b"verdicts"]) -> None: ...
 
 global___HeartbeatResponse = HeartbeatResponse
 
