@@ -65,7 +65,7 @@ def store_config(settings: Settings, *, coordinator_id: str, endpoint: str, vers
         endpoint=endpoint,
         version=version,
         committer=CommitterConfig(
-            limits=GroupLimits(max_txn_ops=settings.etcd.max_txn_ops),
+            limits=GroupLimits.of_server(settings.etcd.max_txn_ops),
             txn_timeout=settings.etcd.request_timeout_s,
             drain_timeout=settings.server.grace_s / 5,
         ),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from coordinator.errors import (
     ConfigError,
@@ -26,6 +26,11 @@ if TYPE_CHECKING:
 __all__ = ["Entry", "GroupLimits", "GuardedOp", "OpEntry", "OpResult", "Responses"]
 
 Responses: TypeAlias = "Sequence[ResponseOp]"
+
+_USUAL_WIDTH: Final = 8
+"""Compares, writes or reads that an operation in a full group may have."""
+
+_USUAL_OPS: Final = 120
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,11 +104,17 @@ class GroupLimits:
             counts the whole raft entry.
     """
 
-    max_ops: int = 120
+    max_ops: int = _USUAL_OPS
     max_txn_ops: int = 128
     request_bytes: int = 512 * 1024
     reply_bytes: int = 3 * 1024 * 1024
     max_request_bytes: int = 1_536 * 1024 - 4096
+
+    @classmethod
+    def of_server(cls, max_txn_ops: int) -> GroupLimits:
+        """For an etcd of this ``--max-txn-ops``, at least 2: the usual size, or less if that leaves each
+        operation fewer than eight compares, writes or reads."""
+        return cls(max_ops=max(1, min(_USUAL_OPS, max_txn_ops - _USUAL_WIDTH)), max_txn_ops=max_txn_ops)
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_ops < self.max_txn_ops:

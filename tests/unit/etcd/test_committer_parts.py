@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -118,6 +119,12 @@ def test_every_group_keeps_every_limit_or_holds_one_operation(
     for starts in (False, True):  # nobody is passed over by his like
         assert [e for e in taken if e.starts is starts] == [e for e in entries if e.starts is starts]
     assert not queue.full_group_waits()
+
+
+@pytest.mark.parametrize(("server", "ops"), [(128, 120), (100, 92), (1_000, 120), (16, 8), (2, 1)])
+def test_groups_fit_a_server_that_allows_fewer_operations(server: int, ops: int) -> None:
+    limits = GroupLimits.of_server(server)
+    assert (limits.max_ops, limits.max_txn_ops) == (ops, server)
 
 
 def filled(max_ops: int, *, new: int, under_way: int) -> ReadyQueue:
