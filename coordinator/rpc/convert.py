@@ -43,6 +43,8 @@ __all__ = [
 
 _DEFAULT_RETRY = RetryPolicy()
 
+_PUBLISHED = {state: types.JobState.ValueType(state.value) for state in JobState}  # asked twice a job
+
 
 def namespace_of(namespace: str) -> str:
     """The namespace of a request; empty is "default"."""
@@ -73,7 +75,7 @@ def etag(revision: int) -> str:
 
 def job_state(state: JobState) -> types.JobState.ValueType:
     """The published number of a state."""
-    return types.JobState.ValueType(state.value)
+    return _PUBLISHED[state]
 
 
 def cut_text(text: str, limit: int = limits.REASON_BYTES) -> str:
