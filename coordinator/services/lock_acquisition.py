@@ -263,7 +263,7 @@ class LockAcquisition:
         lines = {entry.name: self._lines.line(call.namespace, entry.name) for entry in call.entries}
         if not any(line.owners or line.misfits for line in lines.values()):
             return _Seen(lines, 0, stored=False)
-        revision = min(self._lines.known_to(call.namespace, name) for name in lines)
+        revision = min(self._lines.compared_to(call.namespace, name) for name in lines)
         return _Seen(lines, revision, stored=False)
 
     async def _read(self, call: _Call) -> _Seen:

@@ -1,9 +1,10 @@
 """The lines of all locks, as the watch tells them; waiting calls are woken from here, observers too.
 
-What is known of a line is complete up to a revision: every entry created until then, and still there, is
-known. An entry is judged only once its line is known up to its creation. What is not yet known to have gone
-only lets a call wait a little longer, for who owns is decided by what came earlier, and nothing can come
-earlier any more.
+Two views are kept apart. What the watch (or a read of a whole line) has told is the line as it once stood,
+at one revision: by it an entry is judged, as soon as it covers the entry's creation. What this coordinator
+itself has put or deleted since is added for those who ask whether a lock seems free; they compare in their
+Txn, so they may be wrong. Were own deletions to count in judgements, an entry that went before them,
+unknown here as yet, would be told that it owns.
 """
 
 from __future__ import annotations
@@ -65,9 +66,36 @@ class LockPlace:
 
 @dataclass(slots=True)
 class _Line:
+    """``entries`` are those that stood at the revision that the line is known to: the watch's, or ``seen``.
+
+    ``early`` are own ones put since, by waiter, and ``gone`` own deletions since, by waiter and revision.
+    ``compared``: an own Txn made sure that up to there no entry was added but those known.
+    """
+
     entries: dict[str, LockEntry] = field(default_factory=dict)
+    early: dict[str, LockEntry] = field(default_factory=dict)
+    gone: set[tuple[str, int]] = field(default_factory=set)
+    seen: int = 0
+    compared: int = 0
     judged: Line | None = None
-    seen: int = 0  # complete up to here by a look of its own
+
+    def judge(self) -> Line:
+        """Of what the watch has told."""
+        if self.judged is None:
+            self.judged = line_of(list(self.entries.values()))
+        return self.judged
+
+    def guess(self) -> Line:
+        """With own changes."""
+        if not self.early and not self.gone:
+            return self.judge()
+        present = {**self.entries, **self.early}.values()
+        return line_of([one for one in present if (one.waiter, one.revision) not in self.gone])
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is remembered of it."""
+        return not self.entries and not self.early and not self.gone
 
 
 @dataclass(slots=True)
@@ -105,38 +133,44 @@ class LockLines:
         return self._waiting
 
     def line(self, namespace: str, name: str) -> Line:
-        """The line of a lock."""
-        space = self._spaces.get(namespace)
-        line = space.lines.get(name) if space is not None else None
-        return _judged(line) if line is not None else _NO_LINE
+        """How the line of a lock seems to stand now."""
+        line = self._line(namespace, name)
+        return line.guess() if line is not None else _NO_LINE
+
+    def told(self, namespace: str, name: str) -> Line:
+        """How it stood at ``known_to``."""
+        line = self._line(namespace, name)
+        return line.judge() if line is not None else _NO_LINE
 
     def known_to(self, namespace: str, name: str) -> int:
-        """The revision up to which every entry of the line is known; 0: nothing is known."""
+        """The revision of what is told of a line; 0: nothing is."""
         space = self._spaces.get(namespace)
-        if space is None:
-            return 0
-        line = space.lines.get(name)
-        return max(space.passed, line.seen if line is not None else 0)
+        line = self._line(namespace, name)
+        return max(space.passed if space is not None else 0, line.seen if line is not None else 0)
+
+    def compared_to(self, namespace: str, name: str) -> int:
+        """The revision up to which every entry that stands is known; 0: none is."""
+        line = self._line(namespace, name)
+        return max(self.known_to(namespace, name), line.compared if line is not None else 0)
 
     def entry(self, namespace: str, name: str, *, session: str, revision: int) -> LockEntry | None:
         """A session's entry by its create revision."""
-        space = self._spaces.get(namespace)
-        if space is None:
-            return None
-        for of_name, waiter in space.of_session.get(session, ()):
-            if of_name == name and space.lines[name].entries[waiter].revision == revision:
-                return space.lines[name].entries[waiter]
-        return None
+        found = (entry for entry in self.of_session(namespace, session) if entry.name == name)
+        return next((entry for entry in found if entry.revision == revision), None)
 
     def of_session(self, namespace: str, session: str) -> list[LockEntry]:
-        """What a session owns and waits for."""
+        """What a session owns and waits for, as it seems."""
         space = self._spaces.get(namespace)
         if space is None:
             return []
-        return [space.lines[name].entries[waiter] for name, waiter in space.of_session.get(session, ())]
+        found: list[LockEntry] = []
+        for name, waiter in space.of_session.get(session, ()):
+            line = space.lines[name]
+            found.append(line.early.get(waiter) or line.entries[waiter])
+        return found
 
     def held_by(self, namespace: str, session: str) -> int:
-        """How many entries a session has."""
+        """How many entries a session seems to have."""
         space = self._spaces.get(namespace)
         return len(space.of_session.get(session, ())) if space is not None else 0
 
@@ -153,12 +187,11 @@ class LockLines:
         """Where an entry stands. ``entry.revision`` is known."""
         if self.known_to(namespace, entry.name) < entry.revision:
             return Standing.UNSEEN
-        space = self._spaces[namespace]
-        line = space.lines.get(entry.name)
+        line = self._line(namespace, entry.name)
         present = line.entries.get(entry.waiter) if line is not None else None
         if line is None or present is None or present.revision != entry.revision:
             return Standing.GONE
-        judged = _judged(line)
+        judged = line.judge()
         if present in judged.owners:
             return Standing.OWNS
         if present in judged.misfits:
@@ -224,15 +257,21 @@ class LockLines:
         space = self._spaces.setdefault(namespace, _Space())
         for entry in entries:
             if entry.revision > self.known_to(namespace, entry.name):
-                self._keep(space, entry)
+                line = space.lines.setdefault(entry.name, _Line())
+                line.early[entry.waiter] = entry
+                space.of_session[entry.session].add((entry.name, entry.waiter))
                 if complete:
-                    space.lines[entry.name].seen = entry.revision
+                    line.compared = entry.revision
 
     def deleted(self, namespace: str, entry: LockEntry) -> None:
-        """An own deletion was committed: whoever is next need not wait for the watch."""
-        space = self._spaces.setdefault(namespace, _Space())
-        self._drop(namespace, space, entry.name, entry.waiter, entry.revision)
-        self._tell(namespace, space)
+        """An own deletion was committed. The watch tells of it too, or has told already."""
+        line = self._line(namespace, entry.name)
+        if line is None or entry.waiter not in {**line.entries, **line.early}:
+            return
+        present = line.early.get(entry.waiter) or line.entries[entry.waiter]
+        if present.revision == entry.revision:
+            line.gone.add((entry.waiter, entry.revision))
+            self._unindex(self._spaces[namespace], present)
 
     # -- the watch
 
@@ -257,12 +296,8 @@ class LockLines:
         """See ``ports.LockChanges``."""
         space = self._spaces.setdefault(namespace, _Space())
         line = space.lines.get(entry.name)
-        known = line.entries.get(entry.waiter) if line is not None else None
-        if known is not None and known.version >= entry.version:
-            return
-        seen = max(space.listed, line.seen if line is not None else 0)
-        if known is None and entry.version <= seen:
-            return  # a list shows more than this: it has gone already
+        if entry.version <= max(space.listed, line.seen if line is not None else 0):
+            return  # what was read shows more than this: if it is not there, it has gone already
         self._keep(space, entry)
 
     def lock_deleted(self, namespace: str, name: str, waiter: str, revision: int) -> None:
@@ -308,58 +343,79 @@ class LockLines:
     def looked(self, namespace: str, name: str, entries: Sequence[LockEntry], revision: int) -> int:
         """Somebody read a whole line as of ``revision``; answers how many known entries were not there."""
         space = self._spaces.setdefault(namespace, _Space())
-        standing = {entry.waiter: entry for entry in entries}
+        standing = {entry.waiter: entry.revision for entry in entries}
         line = space.lines.get(name)
         gone = [
             entry
             for entry in (line.entries.values() if line is not None else ())
-            if entry.revision <= revision
-            and (entry.waiter not in standing or standing[entry.waiter].revision > entry.revision)
+            if entry.revision <= revision and standing.get(entry.waiter, 0) != entry.revision
         ]
         for entry in gone:
             self._drop(namespace, space, name, entry.waiter, entry.revision)
         if revision > self.known_to(namespace, name):
             for entry in entries:
-                known = space.lines[name].entries.get(entry.waiter) if name in space.lines else None
-                if known is None or known.version < entry.version:
-                    self._keep(space, entry)
-            if name in space.lines:
-                space.lines[name].seen = revision
+                self._keep(space, entry)
+            line = space.lines.get(name)
+            if line is not None:
+                for early in [one for one in line.early.values() if one.revision <= revision]:
+                    del line.early[early.waiter]
+                    if early.waiter not in line.entries:
+                        self._unindex(space, early)
+                line.seen = revision
                 space.changed.add(name)
+                self._forget_empty(space, name)
         self._tell(namespace, space)
         return len(gone)
 
     # -- inside
 
-    @staticmethod
-    def _keep(space: _Space, entry: LockEntry) -> None:
+    def _line(self, namespace: str, name: str) -> _Line | None:
+        space = self._spaces.get(namespace)
+        return space.lines.get(name) if space is not None else None
+
+    def _keep(self, space: _Space, entry: LockEntry) -> None:
         line = space.lines.setdefault(entry.name, _Line())
         before = line.entries.get(entry.waiter)
-        if before is not None and before.session != entry.session:
-            space.of_session[before.session].discard((entry.name, entry.waiter))
+        if before is not None and before.version > entry.version:
+            return
         line.entries[entry.waiter] = entry
         line.judged = None
-        if entry.session:
+        early = line.early.get(entry.waiter)
+        if early is not None and early.revision <= entry.revision:
+            del line.early[entry.waiter]
+        if entry.session and (entry.waiter, entry.revision) not in line.gone:
             space.of_session[entry.session].add((entry.name, entry.waiter))
         space.changed.add(entry.name)
 
     def _drop(self, namespace: str, space: _Space, name: str, waiter: str, up_to: int) -> None:
         """Forget an entry created at ``up_to`` or earlier; its calls are told."""
         line = space.lines.get(name)
-        entry = line.entries.get(waiter) if line is not None else None
-        if line is None or entry is None or entry.revision > up_to:
+        if line is None:
             return
-        del line.entries[waiter]
-        line.judged = None
-        if not line.entries:
-            del space.lines[name]
-        of_session = space.of_session.get(entry.session)
-        if of_session is not None:
-            of_session.discard((name, waiter))
-            if not of_session:
-                del space.of_session[entry.session]
+        line.gone = {one for one in line.gone if one[0] != waiter or one[1] > up_to}
+        for kept in (line.early, line.entries):
+            entry = kept.get(waiter)
+            if entry is not None and entry.revision <= up_to:
+                del kept[waiter]
+                line.judged = None
+                if waiter not in line.early and waiter not in line.entries:
+                    self._unindex(space, entry)
         _wake(self._places.get((namespace, name), {}).get(waiter, ()))
         space.changed.add(name)
+        self._forget_empty(space, name)
+
+    @staticmethod
+    def _unindex(space: _Space, entry: LockEntry) -> None:
+        of_session = space.of_session.get(entry.session)
+        if of_session is not None:
+            of_session.discard((entry.name, entry.waiter))
+            if not of_session:
+                del space.of_session[entry.session]
+
+    @staticmethod
+    def _forget_empty(space: _Space, name: str) -> None:
+        if space.lines[name].empty:
+            del space.lines[name]
 
     def _tell(self, namespace: str, space: _Space) -> None:
         """Wake the calls of those that own now, or have to go; one hand-over wakes one."""
@@ -371,15 +427,9 @@ class LockLines:
             line = space.lines.get(name)
             if by_waiter is None or line is None:
                 continue
-            judged = _judged(line)
+            judged = line.judge()
             for entry in (*judged.owners, *judged.misfits, *judged.waiters[MAX_WAITERS:]):
                 _wake(by_waiter.get(entry.waiter, ()))
-
-
-def _judged(line: _Line) -> Line:
-    if line.judged is None:
-        line.judged = line_of(list(line.entries.values()))
-    return line.judged
 
 
 def _wake(places: Iterable[LockPlace]) -> None:

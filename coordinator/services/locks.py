@@ -286,7 +286,7 @@ class Locks:
                 moved.clear()
                 if self._draining:
                     raise draining()
-                line, revision = self._lines.line(namespace, name), self._lines.known_to(namespace, name)
+                line, revision = self._lines.told(namespace, name), self._lines.known_to(namespace, name)
                 if revision >= view.revision and _owners(line.owners) != _owners(view.owners):
                     view = LockView(name, line, revision)
                     yield view

@@ -56,6 +56,7 @@ class MemoryLocks:
         gate: writes wait for it.
         commits: writes that reached the store.
         reads: reads that did.
+        unknown: waiters of entries whose puts were answered by OutcomeUnknown.
     """
 
     def __init__(self) -> None:
@@ -68,6 +69,7 @@ class MemoryLocks:
         self.gate.set()
         self.commits = 0
         self.reads = 0
+        self.unknown: set[str] = set()
 
     async def watch(self, listener: LockChanges, namespace: str = "default") -> Watch:
         """List and listen."""
@@ -88,6 +90,10 @@ class MemoryLocks:
         gone = [entry for entry in self.entries.values() if entry.session == session]
         if gone:
             self._change([], gone)
+
+    def remove(self, entry: LockEntry) -> None:
+        """By hand."""
+        self._change([], [entry])
 
     def _change(self, put: list[LockEntry], gone: list[LockEntry]) -> int:
         self.revision += 1
@@ -124,6 +130,7 @@ class MemoryLocks:
         won = session in self.sessions and absent and fresh
         revision = self._change(list(asked), []) if won else self.revision
         if unknown is not None:
+            self.unknown.add(asked[0].waiter)
             raise unknown
         if won:
             return LockCommit(won=True, revision=revision)
@@ -147,6 +154,7 @@ class MemoryLocks:
         )
         revision = self._change(list(found), []) if won else 0
         if unknown is not None:
+            self.unknown.add(found[0].waiter)
             raise unknown
         return revision
 
