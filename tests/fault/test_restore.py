@@ -8,13 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import grpc
 import pytest
 
 from coordinator.core.fencing import Position
 from coordinator.embedded.etcd_process import EtcdProcess
 from coordinator.etcd.high_water import HighWaterFile
 from leasekeeper.v1 import types_pb2 as types
-from tests.fault.support.calls import Calls, available, refusal
+from tests.fault.support.calls import Calls, available, refusal, told
 from tests.fault.support.court import Court
 from tests.fault.support.processes import Coordinator
 from tests.support.polling import eventually
@@ -100,8 +101,13 @@ async def test_a_restored_store_grants_nothing_until_its_epoch_is_raised(
             fresh = await available(lambda: calls.open(ttl=60), timeout=20)
 
             async def all_again() -> bool:
-                for claim in await available(lambda: calls.claim(fresh, most=10, wait=1), timeout=20):
-                    got[claim.job_id] = claim.fencing_token
+                try:
+                    claims = await available(lambda: calls.claim(fresh, most=10, wait=1), timeout=20)
+                except grpc.aio.AioRpcError as error:
+                    # It looks at the epoch every second.
+                    assert told(error).reason == "EPOCH_REGRESSED"  # noqa: PT017
+                    return False
+                got.update((claim.job_id, claim.fencing_token) for claim in claims)
                 return len(got) >= 3
 
             got: dict[str, int] = {}

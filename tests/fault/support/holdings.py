@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from coordinator.embedded.etcd_process import EtcdProcess
 from tests.fault.support.court import Court, metric
 
-__all__ = ["Holdings", "leaked_leases", "process_holdings", "watchers"]
+__all__ = ["Holdings", "back_to", "leaked_leases", "process_holdings", "watchers"]
 
 _PAGE_KIB = os.sysconf("SC_PAGE_SIZE") // 1024
 
@@ -48,6 +50,18 @@ def process_holdings(pid: int) -> Holdings:
 def watchers(etcd: EtcdProcess) -> float:
     """How many watchers an etcd has."""
     return metric(etcd.metrics_url, "etcd_debugging_mvcc_watcher_total")
+
+
+async def back_to(pid: int, before: Holdings, *, timeout: float = 10.0, files: int = 5) -> None:
+    """Wait until the process is back to *before*, see `Holdings.near`.
+
+    Raises:
+        AssertionError: it is not within *timeout* seconds; with both.
+    """
+    deadline = time.monotonic() + timeout
+    while not (now := process_holdings(pid)).near(before, files=files):
+        assert time.monotonic() < deadline, f"{now}, before {before}"
+        await asyncio.sleep(0.1)
 
 
 async def leaked_leases(court: Court, *, coordinators: int) -> int:

@@ -86,7 +86,9 @@ def the_lost_pass_does_not_look_at_the_claim() -> None:
 
     def operation(self: Any, suspect: Any, found: Any, *rest: Any, **more: Any) -> Any:
         made = original(self, suspect, replace(found, claim=None), *rest, **more)
-        return made if made is None else replace(made, guard=Guard.STATE)
+        if made is not None:
+            made.guard = Guard.STATE
+        return made
 
     LostPass._operation = operation  # type: ignore[method-assign]
 
@@ -141,7 +143,9 @@ def _answer_before_commit(module: Any) -> None:
     async def early(store: Any, operations: Sequence[Any]) -> list[Any]:
         async def send() -> None:
             await asyncio.sleep(0.5)
-            await commit_each(store, [replace(one, deadline=one.deadline + 5) for one in operations])
+            for one in operations:
+                one.deadline += 5
+            await commit_each(store, operations)
 
         task = asyncio.ensure_future(send())
         late.add(task)
