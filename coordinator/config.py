@@ -31,6 +31,7 @@ from coordinator.errors import ConfigError
 __all__ = [
     "AdminSettings",
     "AuthSettings",
+    "CircuitSettings",
     "EtcdSettings",
     "LogSettings",
     "NoticeSettings",
@@ -178,6 +179,10 @@ class ReconcilerSettings:
             which does them whatever this says.
         listen: ``host:port`` of ``leasekeeper reconciler``, so that one file serves both on one machine.
         sweep_every_s: pause between two sweeps of the leader.
+        cancel_grace_s: how long a handler has to stop after a request, before its claim is taken away.
+        stuck_after_s: how long a job may run, or its run timeout if that is longer, until operators are told.
+        keep_dead_s: how long DEAD and QUARANTINED jobs are kept after their end.
+        orphan_after_s: how long a claim or lock entry is left whose lease may still be about to end.
         admin_listen: as ``admin.listen``, for ``leasekeeper reconciler``.
     """
 
@@ -186,7 +191,40 @@ class ReconcilerSettings:
     enabled: bool = True
     listen: str = "127.0.0.1:7421"
     sweep_every_s: float = 30.0
+    cancel_grace_s: float = 30.0
+    stuck_after_s: float = 600.0
+    keep_dead_s: float = 604_800.0
+    orphan_after_s: float = 60.0
     admin_listen: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CircuitSettings:
+    """When jobs of a (queue, type) are held back; ``core.circuit.CircuitPolicy`` has the reasons.
+
+    Args:
+        enabled: false: nothing is counted, opened or held here, whatever others have opened.
+        window_s: outcomes older than this are forgotten.
+        failure_ratio: share of failures among successes and failures from which a circuit opens.
+        min_outcomes: successes and failures below which that share says nothing.
+        loss_ratio: share of attempts lost again from which a circuit opens.
+        min_lost_sessions: sessions that must have ended so.
+        first_pause_s: before an open one is probed; doubles with each opening in a row.
+        longest_pause_s: where the doubling ends.
+        probes_to_close: probes in a row that must succeed.
+    """
+
+    __pydantic_config__: ClassVar[ConfigDict] = _STRICT
+
+    enabled: bool = True
+    window_s: float = 120.0
+    failure_ratio: float = 0.8
+    min_outcomes: int = 20
+    loss_ratio: float = 0.5
+    min_lost_sessions: int = 5
+    first_pause_s: float = 5.0
+    longest_pause_s: float = 300.0
+    probes_to_close: int = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,6 +308,7 @@ class Settings:
     sessions: SessionSettings = field(default_factory=SessionSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)
     reconciler: ReconcilerSettings = field(default_factory=ReconcilerSettings)
+    circuits: CircuitSettings = field(default_factory=CircuitSettings)
     auth: AuthSettings = field(default_factory=AuthSettings)
     admin: AdminSettings = field(default_factory=AdminSettings)
     notices: NoticeSettings = field(default_factory=NoticeSettings)
@@ -287,6 +326,7 @@ class _Sources(BaseSettings):
     sessions: SessionSettings = field(default_factory=SessionSettings)
     storage: StorageSettings = field(default_factory=StorageSettings)
     reconciler: ReconcilerSettings = field(default_factory=ReconcilerSettings)
+    circuits: CircuitSettings = field(default_factory=CircuitSettings)
     auth: AuthSettings = field(default_factory=AuthSettings)
     admin: AdminSettings = field(default_factory=AdminSettings)
     notices: NoticeSettings = field(default_factory=NoticeSettings)
@@ -393,6 +433,13 @@ _AT_MOST: Final[tuple[tuple[_Bound, _Bound], ...]] = (
     ("storage.stop_allocated", ("the whole quota", 1)),
     (("the 30 s that watches need", 30), "storage.history_s"),
     (("the 60 s that a retention bucket is open", 60), "storage.retention_s"),
+    ("sessions.ttl_default_s", "reconciler.orphan_after_s"),
+    ("reconciler.cancel_grace_s", "reconciler.stuck_after_s"),
+    (("a second", 1), "circuits.window_s"),
+    ("circuits.failure_ratio", ("all", 1)),
+    ("circuits.loss_ratio", ("all", 1)),
+    ("circuits.first_pause_s", "circuits.longest_pause_s"),
+    ("circuits.min_lost_sessions", ("the sessions that are remembered", 64)),
 )
 """What must be at most what: settings by name, or fixed numbers with a name."""
 

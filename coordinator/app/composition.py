@@ -64,6 +64,7 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
     locks = compose_locks(base, holders, limits)
     late = LateCalls(store.jobs, notices, metrics, clock)
     waiters, lines = Waiters(), JobLines()
+    base.circuits.freed = waiters.wake_one
     arrivals = Arrivals(
         waiters, lines, own_id=base.own_id, members=store.membership.dispatchers, preferred=preferred
     )
@@ -86,8 +87,9 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
         clock,
         ClaimByIdConfig(),
         expired=lambda namespace, job_id: recovery.due_loop.wake(),
+        circuits=base.circuits,
     )
-    base.commits.bind((index, recovery.due, by_id))
+    base.commits.bind((index, recovery.due, by_id, base.circuits.outcomes))
     take_away = TakeAwayPass(store.jobs, clock, entropy, again=holders.report_again, notices=notices)
     dispatch = Dispatch(
         store.jobs,
@@ -106,6 +108,7 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
         entropy,
         DispatchConfig(),
         expired=lambda namespace, job_id: recovery.due_loop.wake(),
+        circuits=base.circuits,
     )
     sessions = Sessions(
         store.jobs,
@@ -148,7 +151,7 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
         limits,
     )
     admin = AdminServicer(AdminUseCases(reconcile=ByHand(recovery.passes, clock), notices=notices))
-    metrics.expose(service_readings(index, dispatch, late))
+    metrics.expose(service_readings(index, dispatch, late, base.circuits))
     return Parts(
         store=store,
         notices=notices,

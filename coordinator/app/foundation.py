@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from coordinator.app.readings import notice_readings, store_readings
-from coordinator.app.relay import ChangesRelay, CommitRelay, LocksRelay
-from coordinator.app.store_settings import store_config
+from coordinator.app.relay import ChangesRelay, CircuitsRelay, CommitRelay, LocksRelay
+from coordinator.app.store_settings import circuit_config, store_config
 from coordinator.config import NoticeSettings, Settings
 from coordinator.core.fencing import Position
 from coordinator.core.notice import Notice, NoticeKind
@@ -20,6 +20,7 @@ from coordinator.observability.notice_log import NoticeLog
 from coordinator.observability.webhook import Webhook, WebhookConfig
 from coordinator.ports import Clock, Entropy
 from coordinator.rpc.notice_convert import notice_json
+from coordinator.services.circuits import Circuits
 from coordinator.services.notices import NoticeHub
 
 __all__ = ["Foundation", "lay_foundation"]
@@ -30,7 +31,8 @@ class Foundation:
     """Made first. ``changes``, ``commits`` and, where jobs are handed out, ``locks`` are bound once there is
     somebody to tell.
 
-    ``background``: what sends notices on; see ``Parts.background``.
+    ``circuits``: also where nothing is handed out, for losses are recovered there; ``commits`` is to tell
+    its ``outcomes``. ``background``: what sends notices on, and tends circuits; see ``Parts.background``.
     """
 
     settings: Settings
@@ -43,6 +45,7 @@ class Foundation:
     changes: ChangesRelay
     commits: CommitRelay
     locks: LocksRelay
+    circuits: Circuits
     background: Mapping[str, Callable[[], Coroutine[Any, Any, None]]]
 
 
@@ -62,7 +65,7 @@ def lay_foundation(
     Raises:
         ConfigError: a file cannot be read, or settings do not fit the store.
     """
-    changes, commits, locks = ChangesRelay(), CommitRelay(), LocksRelay()
+    changes, commits, locks, circuit_changes = ChangesRelay(), CommitRelay(), LocksRelay(), CircuitsRelay()
     own_id = entropy.identifier()
     metrics = Metrics(version)
     log = NoticeLog(clock.monotonic, clock.sleep)
@@ -78,12 +81,23 @@ def lay_foundation(
             regression=lambda seen, got: notices.publish(_regression(seen, got)),
             notices=notices,
             locks=locks if dispatches else None,
+            circuits=circuit_changes,
         ),
         clock=clock,
         entropy=entropy,
     )
+    circuits = Circuits(
+        store.circuits,
+        store.jobs,
+        notices,
+        clock,
+        entropy,
+        circuit_config(settings.circuits),
+        own_id=own_id,
+    )
+    circuit_changes.bind(circuits.shared)
     metrics.expose([*store_readings(store), *notice_readings(notices, webhook)])
-    background = {"notice log": log.run}
+    background = {"notice log": log.run, "circuits": circuits.run}
     if webhook is not None:
         background["webhook"] = webhook.run
     return Foundation(
@@ -97,6 +111,7 @@ def lay_foundation(
         changes=changes,
         commits=commits,
         locks=locks,
+        circuits=circuits,
         background=background,
     )
 

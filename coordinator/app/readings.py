@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from coordinator.etcd.store import EtcdStore
 from coordinator.observability.metrics import Reading
 from coordinator.observability.webhook import Webhook
+from coordinator.services.circuits import Circuits
 from coordinator.services.dispatch import Dispatch
 from coordinator.services.index import Index
 from coordinator.services.late_calls import LateCalls
@@ -127,8 +129,15 @@ def notice_readings(hub: NoticeHub, webhook: Webhook | None) -> Sequence[Reading
     return readings
 
 
-def service_readings(index: Index, dispatch: Dispatch, late: LateCalls) -> Sequence[Reading]:
+def service_readings(
+    index: Index, dispatch: Dispatch, late: LateCalls, circuits: Circuits
+) -> Sequence[Reading]:
     """Of the services of a coordinator."""
+
+    def not_closed() -> Mapping[str, float]:
+        states = Counter(circuit.state.name.lower() for circuit in circuits.shared.not_closed().values())
+        return {state: float(states[state]) for state in ("open", "half_open")}
+
     return [
         Reading(
             name="index_repaired",
@@ -144,6 +153,13 @@ def service_readings(index: Index, dispatch: Dispatch, late: LateCalls) -> Seque
             name="relock_throttled",
             help="Claims by id that were refused without asking etcd.",
             read=lambda: dispatch.by_id.throttled,
+        ),
+        Reading(
+            name="circuits",
+            help="Circuits that are not closed, by their state; every coordinator tells the same.",
+            read=not_closed,
+            grows=False,
+            label="state",
         ),
         Reading(
             name="claims_waiting",

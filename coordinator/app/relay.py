@@ -1,7 +1,7 @@
 """Breaks the one circle of the composition: the store tells the index, and the index asks the store.
 
 The store is made with a relay, the index with the store; then the relay is bound. Nothing is told before.
-So it is with named locks and the lines of them.
+So it is with named locks and the lines of them, and with circuits.
 """
 
 from __future__ import annotations
@@ -11,9 +11,19 @@ from collections.abc import Sequence
 from coordinator.core.job import Claim
 from coordinator.core.lock_order import LockEntry
 from coordinator.core.rank import Rank
-from coordinator.ports import Changes, Commit, CommitObserver, LockChanges, Operation, Session, Stored
+from coordinator.ports import (
+    Changes,
+    CircuitChanges,
+    Commit,
+    CommitObserver,
+    LockChanges,
+    Operation,
+    Session,
+    Stored,
+    StoredCircuit,
+)
 
-__all__ = ["ChangesRelay", "CommitRelay", "LocksRelay"]
+__all__ = ["ChangesRelay", "CircuitsRelay", "CommitRelay", "LocksRelay"]
 
 
 class ChangesRelay:
@@ -120,3 +130,29 @@ class LocksRelay:
     def locks_passed(self, namespace: str, revision: int) -> None:
         """See ``ports.LockChanges``."""
         self._bound.locks_passed(namespace, revision)
+
+
+class CircuitsRelay:
+    """Implements ``ports.CircuitChanges`` by handing everything on."""
+
+    def __init__(self) -> None:
+        self._target: CircuitChanges | None = None
+
+    def bind(self, target: CircuitChanges) -> None:
+        """From now on ``target`` is told."""
+        self._target = target
+
+    @property
+    def _bound(self) -> CircuitChanges:
+        assert self._target is not None, "the relay is bound before the store runs"
+        return self._target
+
+    async def relist(self, namespace: str, revision: int) -> None:
+        """See ``ports.CircuitChanges``."""
+        await self._bound.relist(namespace, revision)
+
+    def circuit_changed(
+        self, namespace: str, queue: str, type_: str, stored: StoredCircuit, revision: int
+    ) -> None:
+        """See ``ports.CircuitChanges``."""
+        self._bound.circuit_changed(namespace, queue, type_, stored, revision)

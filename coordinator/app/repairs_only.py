@@ -34,7 +34,7 @@ def compose_reconciler(
     recovery = compose_recovery(base, sweeps=True)
     watch = ClaimWatch(store.jobs, store.sessions, recovery.holders, clock)
     base.changes.bind(watch)
-    base.commits.bind((watch, recovery.due))
+    base.commits.bind((watch, recovery.due, base.circuits.outcomes))
     admin = AdminServicer(AdminUseCases(reconcile=ByHand(recovery.passes, clock), notices=base.notices))
     return Parts(
         store=store,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from coordinator.config import EtcdSettings, ServerSettings, Settings, StorageSettings
+from coordinator.config import CircuitSettings, EtcdSettings, ServerSettings, Settings, StorageSettings
+from coordinator.core.circuit import CircuitPolicy
 from coordinator.errors import ConfigError
 from coordinator.etcd.auth import Credentials
 from coordinator.etcd.channels import ChannelConfig, EtcdTls
@@ -20,8 +21,9 @@ from coordinator.etcd.store import StoreConfig
 from coordinator.rpc.call_guard import GuardConfig
 from coordinator.rpc.limits import CallLimits
 from coordinator.rpc.server import ListenConfig, TlsConfig
+from coordinator.services.circuits import CircuitConfig
 
-__all__ = ["call_limits", "etcd_config", "guard_config", "listen_config", "store_config"]
+__all__ = ["call_limits", "circuit_config", "etcd_config", "guard_config", "listen_config", "store_config"]
 
 _HYSTERESIS = 0.05
 
@@ -87,6 +89,23 @@ def _gauge_config(storage: StorageSettings) -> GaugeConfig:
         allocated_stop=storage.stop_allocated,
         allocated_go=storage.stop_allocated * (1 - _HYSTERESIS / 2),
         allocated_notice=storage.notice_allocated,
+    )
+
+
+def circuit_config(circuits: CircuitSettings) -> CircuitConfig:
+    """When circuits open, and how they close."""
+    return CircuitConfig(
+        enabled=circuits.enabled,
+        policy=CircuitPolicy(
+            window_ms=round(circuits.window_s * 1000),
+            failure_ratio=circuits.failure_ratio,
+            min_outcomes=circuits.min_outcomes,
+            loss_ratio=circuits.loss_ratio,
+            min_lost_sessions=circuits.min_lost_sessions,
+            first_pause_ms=round(circuits.first_pause_s * 1000),
+            longest_pause_ms=round(circuits.longest_pause_s * 1000),
+            probes_to_close=circuits.probes_to_close,
+        ),
     )
 
 

@@ -103,7 +103,7 @@ class Circuits:
         self.outcomes = Outcomes(
             clock, config.policy, barred=self.barred, tripped=self._tripped, ended_barred=self._ended_barred
         )
-        self.freed: Callable[[Pair], None] = lambda pair: None
+        self.freed: Callable[[Pair], object] = lambda pair: None
         self._taking: set[Pair] = set()  # one swap a pair at a time, however many poll
         self._slots: dict[Pair, tuple[Probe, float]] = {}  # since when the slot is seen taken
         self._to_open: dict[Pair, tuple[str, Counts]] = {}

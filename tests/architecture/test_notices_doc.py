@@ -39,7 +39,7 @@ def test_the_metrics_on_the_page_are_those_that_are_served() -> None:
         [
             *store_readings(cast("Any", type("Store", (), {"gauge": nothing})())),
             *notice_readings(nothing, nothing),
-            *service_readings(nothing, nothing, nothing),
+            *service_readings(nothing, nothing, nothing, nothing),
         ]
     )
     described = {

@@ -67,6 +67,7 @@ class MemoryCircuits:
     ) -> CircuitSwap:
         """Compare and put."""
         self._fail()
+        await asyncio.sleep(0)
         faster, self.before_swap = self.before_swap, None
         if faster is not None:
             faster()
