@@ -125,8 +125,10 @@ class Locks:
                 open_ = result.session_open
         if failed:
             raise failed[0]
-        if lost and not (repeat and await self._is_open(namespace, session_id, open_, deadline)):
-            raise await self._lost(namespace, lost[0], deadline)
+        forgiven = repeat and bool(lost) and await self._is_open(namespace, session_id, open_, deadline)
+        for one in lost:
+            if not (forgiven and await self._has_gone(namespace, one, deadline)):
+                raise await self._lost(namespace, one, deadline)
         return released
 
     async def revoke(
@@ -197,6 +199,11 @@ class Locks:
             return await self._sessions.read(namespace, session_id, deadline=deadline) is not None
         except StorageError as error:
             raise refused(error) from error
+
+    async def _has_gone(self, namespace: str, held: HeldName, deadline: float) -> bool:
+        """Whether no entry, of no session, has this token."""
+        read = await self._read(namespace, [held.name], deadline)
+        return self._with_token(read.entries[held.name], held.token) is None
 
     async def _lost(self, namespace: str, held: HeldName, deadline: float) -> RequestError:
         view = await self.get(namespace, held.name, deadline)

@@ -1,5 +1,6 @@
-"""Random callers of two coordinators' locks, with lagging watches, ends of sessions and lost answers, and a judge
-of all that they are told. One seed, one history.
+"""Random callers of two coordinators' locks, with lagging watches, ends of sessions and lost answers.
+
+A judge hears all that they are told. One seed, one history.
 """
 
 from __future__ import annotations

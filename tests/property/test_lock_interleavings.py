@@ -1,5 +1,7 @@
-"""Random histories of locks at two coordinators: nobody is told to own what it does not, nobody waits for ever,
-nothing is left behind. And each bug that is put in is found.
+"""Random histories of locks at two coordinators.
+
+Nobody is told to own what it does not, nobody waits for ever, nothing is left behind. And each bug that is put
+in is found.
 """
 
 from __future__ import annotations

@@ -45,6 +45,13 @@ async def test_the_tour_ends_with_the_stale_completion_refused(api: Api, grpcurl
     assert "JOB_STATE_SUCCEEDED" in tour.stdout
 
 
+async def test_the_tour_of_locks_ends_with_the_stale_token_refused(api: Api, grpcurl: str) -> None:
+    tour = await run(str(ROOT / "examples" / "grpcurl" / "locks.sh"), api.address, GRPCURL=grpcurl)
+
+    assert (0, "") == (tour.returncode, tour.stderr), tour.stdout
+    assert "LOCK_LOST" in tour.stdout
+
+
 async def test_grpcurl_shows_the_details_of_an_error(api: Api, grpcurl: str) -> None:
     method = "leasekeeper.v1.JobService/SubmitJob"
     refused = await run(grpcurl, "-plaintext", "-d", '{"job": {"queue": "A"}}', api.address, method)
@@ -60,6 +67,7 @@ async def test_grpcurl_shows_the_details_of_an_error(api: Api, grpcurl: str) -> 
     [
         "leasekeeper.v1.JobService",
         "leasekeeper.v1.WorkerService",
+        "leasekeeper.v1.LockService",
         "leasekeeper.v1.AdminService",
         "grpc.health.v1.Health",
         "leasekeeper.v1.Job",
