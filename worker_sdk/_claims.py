@@ -256,6 +256,11 @@ class ClaimBook:
             for claim in claims:
                 self._claims.pop((claim.job.job_id, claim.job.fencing_token), None)
 
+    def begun(self) -> list[str]:
+        """Return the ids of jobs whose handlers began, wherever they run, and are not settled yet."""
+        with self._lock:
+            return [claim.job.job_id for claim in self._claims.values() if claim.started]
+
     def running(self) -> list[str]:
         """Return the ids of jobs whose handlers run on the event loop."""
         with self._lock:

@@ -236,14 +236,15 @@ class Session:
             number += 1
             sent = now()
             listed = self._book.snapshot(self._loop_turns())
+            # A beat that hangs must not keep this thread from stopping what is no longer safe.
+            timeout = min(beat_timeout(interval), max(0.1, self._book.next_deadline(sent) - sent))
             try:
                 answer = channel.beat(
                     session_id=opened.session_id,
                     number=number,
                     sent=sent,
                     claims=[line for _, line in listed],
-                    # A beat that hangs must not keep this thread from stopping what is no longer safe.
-                    timeout=min(beat_timeout(interval), max(0.1, self._book.next_deadline(sent) - sent)),
+                    timeout=timeout,
                 )
             except SessionNotFound:
                 return False
@@ -251,6 +252,8 @@ class Session:
                 plan.failed(now=now(), fraction=self._seams.fraction())
                 self._tell_failure(plan, error)
                 continue
+            finally:
+                self._warn_of_standstill(now() - sent - timeout)
             if not answer.confirmed:
                 channel.move_on()
                 plan.failed(now=now(), fraction=self._seams.fraction())
@@ -289,6 +292,15 @@ class Session:
             jobs = self._book.running()
             _log.warning("the event loop has not turned for %.1f s; on it: %s", now - at, jobs[:10])
 
+    def _warn_of_standstill(self, late: float) -> None:
+        """Say that this very thread woke *late* seconds after its time, as it does where nobody could run."""
+        if late > self._config.stall_warning:
+            _log.warning(
+                "this process stood still for %.1f s: it was frozen, or a handler held the GIL; its jobs: %s",
+                late,
+                self._book.begun()[:10],
+            )
+
     def _sleep_until(self, due: float) -> bool:
         """Sleep until *due*, or until somebody hurries (then True) or the worker closes."""
         with self._wake:
@@ -296,7 +308,9 @@ class Session:
                 left = due - self._seams.now()
                 if left > 0:
                     # At most a second at a time: the clock may have counted a sleep of the whole machine.
-                    self._wake.wait(min(left, 1.0))
+                    pause, asleep = min(left, 1.0), self._seams.now()
+                    self._wake.wait(pause)
+                    self._warn_of_standstill(self._seams.now() - asleep - pause)
             hurried, self._hurried = self._hurried, False
             return hurried
 

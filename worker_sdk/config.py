@@ -188,7 +188,8 @@ class WorkerConfig:
         cancel_grace: how long a cancelled handler may take to end at shutdown, before it is given up.
         settle_give_up: how long after its claim's safe deadline a settlement is still repeated.
         handle_signals: SIGTERM and SIGINT stop the worker, where it runs in the main thread.
-        stall_warning: a loop that did not turn for so long is reported, with the jobs on it.
+        stall_warning: a loop that did not turn, or a process that stood still, for so long is reported, with
+            the jobs on it.
     """
 
     session_ttl: float = 10.0

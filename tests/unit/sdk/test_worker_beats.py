@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import itertools
+import logging
 import threading
 import time
 
@@ -226,3 +228,20 @@ async def test_033_a_worker_that_beats_but_gets_no_answer_to_its_claims_can_be_t
         await eventually(lambda: (worker.health().oldest_poll or 0.0) > 0.2)
         assert worker.health().session_safe_for > 5
         server.always("ClaimJobs", None)
+
+
+async def test_031_a_process_in_which_no_thread_could_run_is_reported_with_its_jobs(
+    server: FakeCoordinator, working: Working, caplog: pytest.LogCaptureFixture
+) -> None:
+    worker = make(server, config=WorkerConfig(stall_warning=0.3))
+
+    @worker.handler("t")
+    def hold(ctx: SyncContext) -> None:
+        # PyDLL, unlike CDLL, keeps the interpreter's lock during the call. The thread sleeps up to a second.
+        ctypes.PyDLL(None).usleep(1_500_000)
+
+    server.add("j")
+    with caplog.at_level(logging.WARNING):
+        async with working(worker):
+            await eventually(lambda: server.how("j") == ["complete"])
+            await eventually(lambda: "stood still" in caplog.text)
