@@ -4,7 +4,8 @@
 
 Types: ``effect`` (async) and ``effect-sync`` (in a thread). The payload is JSON: ``work`` seconds to work;
 ``gate`` a file in the folder *gates* to wait for, where ``{attempt}`` is the attempt's number; ``deaf``: wait
-without asking the SDK anything; ``fail``: raise before the effect; ``result``: bytes of result.
+without asking the SDK anything; ``fail``: raise before the effect; ``result``: bytes of result; ``wrong``:
+see `misbehaviour`.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from tests.fault.support.misbehaviour import misbehave, swallow_cancels
 from tests.fault.support.sink import Sink
 from worker_sdk import ConnectionConfig, Context, SyncContext, Worker, WorkerConfig
 
@@ -38,6 +40,8 @@ class Handlers:
         """Work, then write the effect under the token."""
         told: dict[str, Any] = json.loads(ctx.payload or b"{}")
         start = await asyncio.to_thread(self._sink.started, ctx.job_id, ctx.fencing_token, self._name)
+        misbehave(told, ctx.attempt)
+        await swallow_cancels(told, self._gates)
         try:
             until = time.monotonic() + told.get("work", 0.0)
             while self._shut(told, ctx.attempt):  # noqa: ASYNC110 - the gate is a file that another process makes
@@ -57,6 +61,7 @@ class Handlers:
         """The same in a thread, which nothing interrupts."""
         told: dict[str, Any] = json.loads(ctx.payload or b"{}")
         start = self._sink.started(ctx.job_id, ctx.fencing_token, self._name)
+        misbehave(told, ctx.attempt)
         until = time.monotonic() + told.get("work", 0.0)
         while self._shut(told, ctx.attempt) or time.monotonic() < until:
             time.sleep(_POLL)
