@@ -237,9 +237,10 @@ class LockAcquisition:
                 continue
             refusal = self._refusal(call, seen, waits=waits)
             if refusal is not None:
-                if seen.stored:
+                # Who is refused is refused by the store, but a full line is not read again and again.
+                if seen.stored or refusal.reason is Reason.TOO_MANY_REQUESTS:
                     raise refusal
-                seen = await self._read(call)  # who is refused is refused by the store
+                seen = await self._read(call)
                 continue
             free = all(seen.lines[entry.name].admits(entry) for entry in call.entries)
             at_once = free and number < _FREE_ROUNDS

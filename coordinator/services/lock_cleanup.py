@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -63,6 +63,8 @@ class LockCleanup:
         left = _Left(namespace, entries)
         if len(self._queue) + self._under_way >= _QUEUED:
             _log.warning("too many entries wait to be taken out of their lines; the beats will tell")
+            if isinstance(entries, Coroutine):
+                entries.close()
             left.done.set()
         else:
             self._queue.append(left)

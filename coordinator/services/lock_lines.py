@@ -155,8 +155,12 @@ class LockLines:
 
     def entry(self, namespace: str, name: str, *, session: str, revision: int) -> LockEntry | None:
         """A session's entry by its create revision."""
-        found = (entry for entry in self.of_session(namespace, session) if entry.name == name)
-        return next((entry for entry in found if entry.revision == revision), None)
+        line = self._line(namespace, name)
+        if line is None:
+            return None
+        present = (*line.early.values(), *line.entries.values())
+        of_session = (entry for entry in present if entry.session == session)
+        return next((entry for entry in of_session if entry.revision == revision), None)
 
     def of_session(self, namespace: str, session: str) -> list[LockEntry]:
         """What a session owns and waits for, as it seems."""

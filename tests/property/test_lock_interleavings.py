@@ -1,6 +1,6 @@
 """Random histories of locks at two coordinators.
 
-Nobody is told to own what it does not, nobody waits for ever, nothing is left behind. And each bug that is put
+Nobody is told to own what it does not, nobody waits for ever, nothing is left behind. Each bug that is put
 in is found.
 """
 

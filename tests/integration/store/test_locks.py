@@ -9,11 +9,14 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from coordinator.core.lock_order import LockEntry, LockMode, line_of, session_waiter
+from coordinator.embedded.etcd_process import EtcdProcess
+from coordinator.errors import OutcomeUnknown
 from coordinator.etcd import wire
 from coordinator.etcd.store import EtcdStore
 from coordinator.ports import LockCommit, LockDeletion
 from tests.integration.store.conftest import Harness, HarnessFactory
 from tests.support.polling import eventually
+from tests.support.tcp_proxy import ProxyMode, TcpProxy
 
 
 @dataclass
@@ -247,3 +250,66 @@ async def test_all_entries_are_listed(harness: Harness, hands: tuple[Hand, Hand]
     assert sorted((one.name, one.session) for one in entries) == sorted(
         [("x", a.session), ("x", b.session), ("y", a.session)]
     )
+
+
+async def test_an_entry_whose_reply_was_lost_is_found_by_its_own_key(
+    etcd_server: EtcdProcess, make_harness: HarnessFactory
+) -> None:
+    async with (
+        TcpProxy(etcd_server.endpoint) as proxy,
+        make_harness(proxy.endpoint, txn_timeout=0.2) as harness,
+        make_harness() as other,
+    ):
+        a = Hand(harness, (await harness.open_session(ttl_ms=20_000)).session_id)
+        seen = Hand(other, a.session)
+        for after in (0, None):
+            name = f"l{after}"
+            proxy.set_mode(ProxyMode.HALF_DROP)
+            pending = asyncio.ensure_future(a.put(name, after=after))
+            [stands] = await eventually(lambda name=name: seen.line(name))  # type: ignore[misc]
+            proxy.set_mode(ProxyMode.PASS)
+            commit, _ = await pending
+            assert not commit.won
+            assert commit.entries is not None
+            assert commit.entries[name] == (stands,)
+            assert stands.nonce == b"n"
+
+
+async def test_a_deletion_whose_reply_was_lost_is_told_as_sent_before(
+    etcd_server: EtcdProcess, make_harness: HarnessFactory
+) -> None:
+    async with (
+        TcpProxy(etcd_server.endpoint) as proxy,
+        make_harness(proxy.endpoint, txn_timeout=0.2) as harness,
+        make_harness() as other,
+    ):
+        a = Hand(harness, (await harness.open_session(ttl_ms=20_000)).session_id)
+        seen = Hand(other, a.session)
+        _, put = await a.put("l")
+        proxy.set_mode(ProxyMode.HALF_DROP)
+        pending = asyncio.ensure_future(a.delete(put))
+
+        async def gone() -> bool:
+            return await seen.line("l") == []
+
+        await eventually(gone)
+        proxy.set_mode(ProxyMode.PASS)
+        [result] = await pending
+        assert (result.deleted, result.resent, result.session_open) == (False, True, True)
+
+
+async def test_no_answer_at_all_is_an_unknown_outcome(
+    etcd_server: EtcdProcess, make_harness: HarnessFactory
+) -> None:
+    async with (
+        TcpProxy(etcd_server.endpoint) as proxy,
+        make_harness(proxy.endpoint, txn_timeout=0.2) as harness,
+    ):
+        a = Hand(harness, (await harness.open_session(ttl_ms=20_000)).session_id)
+        proxy.set_mode(ProxyMode.HALF_DROP)
+        with pytest.raises(OutcomeUnknown):
+            await harness.store.locks.acquire(
+                harness.namespace, [a.entry("l")], after=0, deadline=harness.deadline(0.5)
+            )
+        proxy.set_mode(ProxyMode.PASS)
+        assert len(await a.line("l")) == 1

@@ -6,11 +6,14 @@ from typing import Any
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from coordinator.errors import Reason, RequestError
 from coordinator.rpc import lock_validation as validation
 from coordinator.rpc.limits import CallLimits
 from leasekeeper.v1 import lock_service_pb2 as pb
+from tests.unit.rpc.test_totality import messages, told
 
 S = "00000000000000a1"
 GOOD: dict[str, Any] = {"request_id": "r", "session_id": S, "names": ["a/b", "ä"], "value": b"v" * 1024}
@@ -92,3 +95,29 @@ def test_the_other_requests_name_their_fields() -> None:
     assert fields_of(validation.check_check_token, token) == ["fencing_token"]
     revoke = pb.RevokeLockRequest(name="l", fencing_token=-1, reason="r" * 9999)
     assert fields_of(validation.check_revoke, revoke) == ["fencing_token"]
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.one_of(
+        messages(pb.AcquireLockRequest),
+        messages(pb.ReleaseLockRequest),
+        messages(pb.ListLocksRequest),
+        messages(pb.RevokeLockRequest),
+    )
+)
+def test_whatever_comes_is_refused_precisely_or_is_within_the_bounds(request: Any) -> None:
+    try:
+        if isinstance(request, pb.AcquireLockRequest):
+            validation.check_acquire(request, CallLimits())
+            assert 1 <= len(set(request.names)) == len(request.names) <= 8
+            assert (request.mode == SEMAPHORE) <= (1 <= request.permits <= 1000)
+        elif isinstance(request, pb.ReleaseLockRequest):
+            validation.check_release_lock(request)
+            assert all(lock.fencing_token > 0 for lock in request.locks)
+        elif isinstance(request, pb.ListLocksRequest):
+            validation.check_list_locks(request)
+        else:
+            validation.check_revoke(request)
+    except RequestError as error:
+        told(error)
