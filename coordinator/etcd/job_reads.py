@@ -298,13 +298,15 @@ class JobReader:
             self._set_aside.add("ready", kv.key, error)
             return None
 
-    async def count_ready(self, namespace: str, queue: str, type_: str, *, deadline: float) -> int:
-        """How many wait. etcd walks all of them: for the start and for operators."""
+    async def count_ready(
+        self, namespace: str, queue: str, type_: str, *, deadline: float
+    ) -> tuple[int, int]:
+        """How many wait, and as of which revision. etcd walks all of them: for the start and after errors."""
         span = self._space.namespace(namespace).ready_between(queue, type_, None, None)
         reply = await self._client.range(
             span.start, span.end, count_only=True, timeout=read_timeout(self._clock, deadline)
         )
-        return reply.count
+        return reply.count, reply.header.revision
 
     async def list_types(self, namespace: str, *, deadline: float) -> list[tuple[str, str]]:
         """(queue, type) pairs that ever had a job."""

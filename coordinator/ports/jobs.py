@@ -107,8 +107,10 @@ class JobStore(Protocol):
     ) -> ReadyPage:
         """Waiting jobs with rank in (after, until], at most ``limit``."""
 
-    async def count_ready(self, namespace: str, queue: str, type_: str, *, deadline: float) -> int:
-        """How many wait; one counting range."""
+    async def count_ready(
+        self, namespace: str, queue: str, type_: str, *, deadline: float
+    ) -> tuple[int, int]:
+        """How many wait, and as of which revision; one counting range."""
 
     async def list_types(self, namespace: str, *, deadline: float) -> list[tuple[str, str]]:
         """(queue, type) pairs that ever had a job."""

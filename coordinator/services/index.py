@@ -191,7 +191,7 @@ class Index:
                 window = self._new_window(pair, complete=False)
             else:
                 window.reset(complete=False)
-            window.count = await self._jobs.count_ready(*pair, deadline=self._deadline())
+            await self._count(pair, window)
         claims = await self._jobs.list_claims(namespace, deadline=self._deadline())
         sessions = await self._session_store.list_sessions(namespace, deadline=self._deadline())
         self._holders.reset(namespace, claims, sessions)
@@ -204,8 +204,11 @@ class Index:
     def ready_put(self, namespace: str, stored: Stored, *, created: bool) -> None:
         """A job waits."""
         terms = stored.job.terms
+        pair = (namespace, terms.queue, terms.type)
         if not self._deleted_here(stored):
-            self._ready((namespace, terms.queue, terms.type), stored, created=created, spec=None)
+            self._ready(pair, stored, created=created, spec=None)
+        elif created:
+            self._window(pair).line.changed(1, stored.revision)  # its end was counted before its beginning
 
     def _deleted_here(self, stored: Stored) -> bool:
         """Whether an own commit has taken the job out of its line since ``stored``."""
@@ -319,6 +322,7 @@ class Index:
             doubts = {(pair, one.job.job_id, one.revision): one for one in unheard if one.revision > settled}
             missing += [one for doubt, one in doubts.items() if doubt in doubted]
             self._doubted |= doubts.keys() - doubted
+            before = differences
             for stored in missing:
                 if self._deleted_here(stored):
                     continue  # claimed here since
@@ -326,8 +330,10 @@ class Index:
                     self._ready(pair, stored, created=False, spec=None)
                     differences += 1
             for entry in ghosts:
-                window.delete(entry.stored.job.rank, entry.stored.job.job_id, entry.stored.revision)
+                window.discard(entry.stored.job.rank, entry.stored.job.job_id, entry.stored.revision)
                 differences += 1
+            if differences > before:
+                await self._try_to_count(pair, window)
         self.repaired += differences
         return differences
 
@@ -339,8 +345,20 @@ class Index:
             except LeasekeeperError:
                 continue
             for queue, type_ in known:
-                if (namespace, queue, type_) not in self._windows:
-                    self._new_window((namespace, queue, type_), complete=False)
+                pair = (namespace, queue, type_)
+                if pair not in self._windows:
+                    await self._try_to_count(pair, self._new_window(pair, complete=False))
+
+    async def _count(self, pair: Pair, window: Window) -> None:
+        window.line.begin()
+        window.line.counted(*await self._jobs.count_ready(*pair, deadline=self._deadline()))
+
+    async def _try_to_count(self, pair: Pair, window: Window) -> None:
+        """Something was not told, so what was added up is wrong; it stays so if the store does not answer."""
+        try:
+            await self._count(pair, window)
+        except LeasekeeperError:
+            pass
 
     async def _fill(self, pair: Pair) -> int:
         """Ask stretch after stretch until half the places are taken or there is no more; at most 64

@@ -14,6 +14,7 @@ from typing import Final
 from coordinator.core.job import Job
 from coordinator.core.rank import Rank
 from coordinator.ports import ReadyPage, Spec, Stored
+from coordinator.services.line_count import LineCount
 
 __all__ = ["Entry", "Window"]
 
@@ -61,14 +62,14 @@ class Window:
         self._early: dict[_Key, Entry] = {}
         self._delta_ms = 1_000
         self.horizon: Rank | None = None if complete else _FIRST
-        self.count = 0
+        self.line = LineCount()
 
     def __len__(self) -> int:
         return len(self._keys)
 
     def __repr__(self) -> str:
         return (
-            f"Window({len(self._keys)} held, {len(self._taken)} taken, {self.count} in all, "
+            f"Window({len(self._keys)} held, {len(self._taken)} taken, {int(self.line)} in all, "
             f"horizon {self.horizon})"
         )
 
@@ -78,11 +79,11 @@ class Window:
         return self.horizon is not None and len(self._keys) * 2 < self._stretch
 
     def put(self, entry: Entry, *, created: bool) -> bool:
-        """A job waits. Answers whether the window now holds it."""
+        """A job waits; ``created``: this is news. Answers whether the window now holds it."""
         key = entry.key
         held = self._entries.get(key) or self._taken.get(key)
-        if created and held is None:
-            self.count += 1
+        if created:
+            self.line.changed(1, entry.stored.revision)
         if held is not None:
             if held.stored.revision < entry.stored.revision:
                 held.stored = entry.stored
@@ -120,8 +121,13 @@ class Window:
             self._early[key] = entry
 
     def delete(self, rank: Rank, job_id: str, revision: int) -> bool:
-        """It waits no more. Answers whether the window held it; an entry that is newer than ``revision``
-        stays."""
+        """News that it waits no more. Answers whether the window held it; an entry that is newer than
+        ``revision`` stays."""
+        self.line.changed(-1, revision)
+        return self.discard(rank, job_id, revision)
+
+    def discard(self, rank: Rank, job_id: str, revision: int) -> bool:
+        """As ``delete``, of what nobody told: it is not counted."""
         key = (rank.ms, rank.counter, job_id)
         entry = self._entries.get(key)
         if entry is not None:
@@ -130,7 +136,6 @@ class Window:
             del self._entries[key]
             at = bisect_left(self._keys, key)
             del self._keys[at]
-            self.count -= 1
             return True
         early = self._early.get(key)
         if early is not None and early.stored.revision <= revision:
@@ -138,7 +143,6 @@ class Window:
         taken = self._taken.get(key)
         if taken is not None and taken.stored.revision <= revision:
             del self._taken[key]
-        self.count = max(0, self.count - 1)
         return taken is not None
 
     def peek(self, limit: int) -> list[Entry]:
@@ -220,7 +224,6 @@ class Window:
         self._keys.clear()
         self._entries.clear()
         self.horizon = None if complete else _FIRST
-        self.count = 0
 
     def compare(
         self, found: tuple[Stored, ...], settled_revision: int, until: Rank

@@ -156,11 +156,14 @@ class MemoryJobStore:
         complete = len(found) <= limit
         return ReadyPage(jobs, complete, None if complete else found[limit - 1][0])
 
-    async def count_ready(self, namespace: str, queue: str, type_: str, *, deadline: float) -> int:
-        """How many wait."""
+    async def count_ready(
+        self, namespace: str, queue: str, type_: str, *, deadline: float
+    ) -> tuple[int, int]:
+        """How many wait, as of now."""
         self.etcd.reading()
         ready = self.etcd.of_slot(Slot.READY, namespace)
-        return sum((where.queue, where.type) == (queue, type_) for where, _ in ready)
+        number = sum((where.queue, where.type) == (queue, type_) for where, _ in ready)
+        return number, self.etcd.revision
 
     async def list_types(self, namespace: str, *, deadline: float) -> list[tuple[str, str]]:
         """Registered pairs."""

@@ -26,7 +26,7 @@ def test_jobs_come_in_rank_order_whatever_the_order_of_arrival() -> None:
     for name, ms in (("c", 30), ("a", 10), ("b", 20)):
         assert window.put(entry(name, ms), created=True)
     assert names(window) == ["a", "b", "c"]
-    assert window.count == 3
+    assert int(window.line) == 3
 
 
 def test_a_full_window_keeps_the_first_and_remembers_how_far_it_knows() -> None:
@@ -34,7 +34,7 @@ def test_a_full_window_keeps_the_first_and_remembers_how_far_it_knows() -> None:
     for ms in (50, 40, 30, 20, 10):
         window.put(entry(f"j{ms}", ms), created=True)
     assert names(window) == ["j10", "j20", "j30"]
-    assert window.count == 5
+    assert int(window.line) == 5
     assert window.horizon == Rank(30, 0)
     assert not window.put(entry("late", 45), created=True), "beyond the horizon it is left to the store"
     assert window.put(entry("early", 5), created=True)
@@ -58,7 +58,7 @@ def test_a_proposed_job_that_was_deleted_does_not_come_back() -> None:
     window.delete(Rank(10, 0), "a", revision=6)
     assert not window.give_back(proposed)
     assert names(window) == []
-    assert window.count == 0
+    assert int(window.line) == 0
 
 
 def test_a_renewed_record_replaces_the_outdated_proposal() -> None:
@@ -69,7 +69,7 @@ def test_a_renewed_record_replaces_the_outdated_proposal() -> None:
     assert window.put(entry("a", 10, revision=8), created=False)
     assert [e.stored.revision for e in window.peek(5)] == [8]
     assert not window.give_back(proposed)
-    assert window.count == 1
+    assert int(window.line) == 1
 
 
 def test_an_older_deletion_leaves_a_newer_entry() -> None:
@@ -163,9 +163,9 @@ def test_a_complete_window_that_never_overflows_is_a_sorted_set(steps: list[tupl
         elif what == "drop" and ms in proposed:
             window.drop(proposed.pop(ms))
             del there[ms]
-            window.count -= 1  # a dropped proposal is counted down when its deletion is reported
+            window.line.changed(-1, revision)  # its deletion, which will be reported
         assert names(window, 1_000) == [f"j{m}" for m in sorted(there) if m not in proposed]
-        assert window.count == len(there)
+        assert int(window.line) == len(there)
 
 
 def test_a_comparison_tells_what_is_missing_and_what_is_a_ghost() -> None:
