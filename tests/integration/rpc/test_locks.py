@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,11 +14,15 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from coordinator.app import running_coordinator
-from coordinator.config import Settings
+from coordinator.config import EtcdSettings, ServerSettings, Settings
+from coordinator.embedded.etcd_process import EtcdProcess
+from coordinator.etcd.client import EtcdClient, EtcdConfig
+from coordinator.etcd.keys import KeySpace
 from leasekeeper.v1 import lock_service_pb2 as pb
 from leasekeeper.v1 import lock_service_pb2_grpc, worker_service_pb2_grpc
 from leasekeeper.v1 import worker_service_pb2 as w
 from tests.support.polling import eventually
+from tests.support.tcp_proxy import ProxyMode, TcpProxy
 from tests.unit.rpc.fakes import Told, refusal
 
 SHARED, SEMAPHORE = pb.LOCK_MODE_SHARED, pb.LOCK_MODE_SEMAPHORE
@@ -56,21 +60,21 @@ class Side:
         await self.workers.CloseSession(w.CloseSessionRequest(session_id=session), timeout=5)
 
 
+@asynccontextmanager
+async def running_side(settings: Settings) -> AsyncIterator[Side]:
+    """A coordinator, and a channel to it."""
+    async with running_coordinator(settings) as address, grpc.aio.insecure_channel(address) as channel:
+        yield Side(
+            lock_service_pb2_grpc.LockServiceStub(channel),
+            worker_service_pb2_grpc.WorkerServiceStub(channel),
+        )
+
+
 @pytest.fixture
 async def sides(settings: Settings) -> AsyncIterator[tuple[Side, Side]]:
     """Two coordinators on one etcd."""
-    async with AsyncExitStack() as stack:
-        made = []
-        for _ in range(2):
-            address = await stack.enter_async_context(running_coordinator(settings))
-            channel = await stack.enter_async_context(grpc.aio.insecure_channel(address))
-            made.append(
-                Side(
-                    lock_service_pb2_grpc.LockServiceStub(channel),
-                    worker_service_pb2_grpc.WorkerServiceStub(channel),
-                )
-            )
-        yield made[0], made[1]
+    async with running_side(settings) as one, running_side(settings) as two:
+        yield one, two
 
 
 async def refused(awaitable: Any) -> Told:
@@ -252,3 +256,82 @@ async def test_nobody_meets_inside_and_nobody_is_forgotten_over_two_coordinators
         await asyncio.gather(*(worker(number) for number in range(12)))
     assert sum(map(len, sink.order.values())) == 12 * 10 * 3 // 2
     assert not (await sides[0].get("x")).owners
+
+
+@pytest.fixture
+async def cut_off(etcd_server: EtcdProcess) -> AsyncIterator[tuple[Side, Side, TcpProxy]]:
+    """Two coordinators; the path of the second one to etcd can be hurt."""
+    root = f"/test-{uuid.uuid4().hex[:12]}"
+    async with AsyncExitStack() as stack:
+        proxy = await stack.enter_async_context(TcpProxy(etcd_server.endpoint))
+        made = []
+        for endpoint in (etcd_server.endpoint, proxy.endpoint):
+            settings = Settings(
+                server=ServerSettings(listen="127.0.0.1:0"),
+                etcd=EtcdSettings(endpoints=endpoint, root=root, allow_unsafe=True),
+            )
+            made.append(await stack.enter_async_context(running_side(settings)))
+        yield made[0], made[1], proxy
+
+
+async def test_a_wait_outlives_a_cut_and_owns_once_the_coordinator_is_back(
+    cut_off: tuple[Side, Side, TcpProxy],
+) -> None:
+    one, two, proxy = cut_off
+    a, b = await one.open(60), await one.open(60)
+    [held] = await one.take(a, "l")
+    waiting = asyncio.ensure_future(two.take(b, "l", wait=30))
+    await eventually(lambda: _waiters(one, "l", 1))
+    proxy.set_mode(ProxyMode.DROP)
+    await one.give(a, [held])
+    [owner] = (await one.get("l")).owners
+    assert owner.session_id == b, "it owns; its coordinator cannot know"
+    assert not waiting.done()
+    proxy.set_mode(ProxyMode.PASS)
+    assert (await waiting)[0].fencing_token == owner.fencing_token
+
+
+async def test_a_wait_that_ends_in_a_cut_leaves_the_line_when_it_is_over(
+    cut_off: tuple[Side, Side, TcpProxy],
+) -> None:
+    one, two, proxy = cut_off
+    a, b = await one.open(60), await one.open(60)
+    await one.take(a, "l")
+    waiting = asyncio.ensure_future(refused(two.take(b, "l", wait=1)))
+    await eventually(lambda: _waiters(one, "l", 1))
+    proxy.set_mode(ProxyMode.DROP)
+    assert (await waiting).reason == "LOCK_HELD"
+    assert await _waiters(one, "l", 1)
+    proxy.set_mode(ProxyMode.PASS)
+    await eventually(lambda: _waiters(one, "l", 0), timeout=15)
+
+
+async def test_a_repeat_at_another_coordinator_keeps_the_place(
+    sides: tuple[Side, Side], settings: Settings
+) -> None:
+    one, two = sides
+    a, b, c = await one.open(), await one.open(), await one.open()
+    [held] = await one.take(a, "l")
+    first = asyncio.ensure_future(one.take(b, "l", wait=20, request_id="same"))
+    await eventually(lambda: _waiters(one, "l", 1))
+    later = asyncio.ensure_future(one.take(c, "l", wait=20))
+    await eventually(lambda: _waiters(one, "l", 2))
+    again = asyncio.ensure_future(two.take(b, "l", wait=20, request_id="same"))
+    place = (await one.get("l")).waiters[0].fencing_token
+
+    span = KeySpace(settings.etcd.root).namespace("default").lock_entries("l")
+    etcd = EtcdClient(EtcdConfig(endpoints=(settings.etcd.endpoints,)))
+
+    async def adopted() -> bool:
+        kvs = (await etcd.range(span.start, span.end, timeout=5)).kvs
+        return any(kv.mod_revision > kv.create_revision for kv in kvs)
+
+    await eventually(adopted)
+    await etcd.close()
+    first.cancel()
+    await one.give(a, [held])
+    [own] = await again
+    assert own.fencing_token == place
+    assert not later.done()
+    await two.give(b, [own])
+    assert (await later)[0].fencing_token > place
