@@ -21,6 +21,7 @@ from coordinator.reconciler.take_away import TakeAwayPass
 from coordinator.rpc.admin_servicer import AdminServicer, AdminUseCases
 from coordinator.rpc.job_servicer import JobServicer, JobUseCases
 from coordinator.rpc.methods import SERVICES
+from coordinator.rpc.queue_servicer import QueueServicer, QueueUseCases
 from coordinator.rpc.worker_servicer import WorkerServicer, WorkerUseCases
 from coordinator.services.abandoned import Abandoned
 from coordinator.services.arrivals import Arrivals
@@ -33,6 +34,7 @@ from coordinator.services.job_changes import JobChanges
 from coordinator.services.job_lines import JobLines
 from coordinator.services.late_calls import LateCalls
 from coordinator.services.queries import Queries
+from coordinator.services.queue_stats import QueueStats
 from coordinator.services.redelivery import Redelivery
 from coordinator.services.sessions import SessionConfig, Sessions
 from coordinator.services.settlement import SettlementService
@@ -150,6 +152,11 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
         clock,
         limits,
     )
+    queues = QueueServicer(
+        QueueUseCases(
+            stats=QueueStats(index, holders, base.circuits, store.namespaces), circuits=base.circuits
+        )
+    )
     admin = AdminServicer(AdminUseCases(reconcile=ByHand(recovery.passes, clock), notices=notices))
     metrics.expose(service_readings(index, dispatch, late, base.circuits))
     return Parts(
@@ -160,6 +167,7 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
             "leasekeeper.v1.JobService": jobs,
             "leasekeeper.v1.WorkerService": workers,
             "leasekeeper.v1.LockService": locks.servicer,
+            "leasekeeper.v1.QueueService": queues,
             "leasekeeper.v1.AdminService": admin,
         },
         background={

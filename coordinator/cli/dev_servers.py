@@ -35,7 +35,8 @@ _START_SECONDS = 30.0
 _START_ATTEMPTS = 5
 _HEALTH_SECONDS = 1.0
 _SERVICES = tuple(
-    f"leasekeeper.v1.{name}" for name in ("JobService", "WorkerService", "LockService", "AdminService")
+    f"leasekeeper.v1.{name}"
+    for name in ("JobService", "WorkerService", "LockService", "QueueService", "AdminService")
 )
 
 

@@ -11,7 +11,13 @@ from google.protobuf.descriptor import ServiceDescriptor
 from coordinator.rpc import limits
 from coordinator.rpc.auth import Scope
 from coordinator.rpc.call_guard import Method
-from leasekeeper.v1 import admin_service_pb2, job_service_pb2, lock_service_pb2, worker_service_pb2
+from leasekeeper.v1 import (
+    admin_service_pb2,
+    job_service_pb2,
+    lock_service_pb2,
+    queue_service_pb2,
+    worker_service_pb2,
+)
 
 __all__ = ["METHODS", "SERVICES"]
 
@@ -22,6 +28,7 @@ SERVICES: Final[Mapping[str, ServiceDescriptor]] = MappingProxyType(
             job_service_pb2.DESCRIPTOR.services_by_name["JobService"],
             worker_service_pb2.DESCRIPTOR.services_by_name["WorkerService"],
             lock_service_pb2.DESCRIPTOR.services_by_name["LockService"],
+            queue_service_pb2.DESCRIPTOR.services_by_name["QueueService"],
             admin_service_pb2.DESCRIPTOR.services_by_name["AdminService"],
         )
     }
@@ -58,6 +65,8 @@ METHODS: Final[Mapping[str, Method]] = MappingProxyType(
         "CheckToken": Method(_READ),
         "RevokeLock": Method(Scope.ADMIN),
         "ObserveLock": Method(_READ),
+        "GetQueueStats": Method(_READ),
+        "ResetCircuit": Method(Scope.ADMIN),
         "RunReconcile": Method(Scope.ADMIN),
         "WatchNotices": Method(Scope.ADMIN),
     }

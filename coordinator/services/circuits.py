@@ -164,7 +164,7 @@ class Circuits:
         self._to_judge[pair, probe] = None
         self._wake.set()
 
-    async def reset(self, pair: Pair, who: str, deadline: float) -> Circuit:
+    async def reset(self, pair: Pair, deadline: float) -> Circuit:
         """Close it, and forget what was counted here; answers the circuit as it is then.
 
         Raises:
@@ -185,7 +185,7 @@ class Circuits:
         self.outcomes.forget(pair)
         self._to_open.pop(pair, None)
         if done is not None:
-            self._tell(pair, *done, f"reset by {who}")
+            self._tell(pair, *done, "reset by hand")
         return circuit
 
     # -- told by commits, by the watch, and by own swaps

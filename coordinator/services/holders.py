@@ -8,7 +8,7 @@ revision), and one that its session never mentions in its beats.
 
 from __future__ import annotations
 
-from collections import OrderedDict, defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -135,6 +135,14 @@ class Holders:
         """How many claims and locks the session is known to hold."""
         claims = len(self._of_session.get((namespace, session_id), ()))
         return claims + self.locks_held_by(namespace, session_id)
+
+    def running_of(self, namespace: str, queue: str) -> Counter[str]:
+        """How many claims are held of each type of a queue; looks at all that are held."""
+        return Counter(
+            held.claim.type
+            for (where, _), held in self._held.items()
+            if where == namespace and held.claim.queue == queue
+        )
 
     # -- what commits and the watch tell
 

@@ -19,6 +19,7 @@ from coordinator.rpc.job_servicer import JobServicer, JobUseCases
 from coordinator.rpc.limits import CallLimits
 from coordinator.rpc.lock_servicer import LockServicer, LockUseCases
 from coordinator.rpc.methods import SERVICES
+from coordinator.rpc.queue_servicer import QueueServicer, QueueUseCases
 from coordinator.rpc.server import ListenConfig, RpcServer
 from coordinator.rpc.worker_servicer import WorkerServicer, WorkerUseCases
 from leasekeeper.v1 import job_service_pb2_grpc, worker_service_pb2_grpc
@@ -122,6 +123,9 @@ async def served(
                 LockUseCases(acquisition=use, locks=use),  # type: ignore[arg-type]
                 SystemClock(),
                 CallLimits(),
+            ),
+            "leasekeeper.v1.QueueService": QueueServicer(
+                QueueUseCases(stats=use, circuits=use)  # type: ignore[arg-type]
             ),
             "leasekeeper.v1.AdminService": AdminServicer(
                 AdminUseCases(reconcile=use, notices=subscription)  # type: ignore[arg-type]

@@ -245,7 +245,7 @@ async def test_a_change_that_is_older_than_what_is_known_changes_nothing() -> No
     assert c.circuit_store is not None
     await opened(c)
     old = c.circuit_store.stored[T]
-    await c.circuits.reset(T, "me", FAR)
+    await c.circuits.reset(T, FAR)
     c.circuits.shared.circuit_changed(*T, old, old.revision)
     assert state(c) is CircuitState.CLOSED
     assert not c.circuits.barred
@@ -269,11 +269,11 @@ async def test_a_reset_closes_at_once_and_wakes_who_waits() -> None:
     c = await bench()
     await opened(c, "a", "b")
     async with polling(c, request="r1", n=2) as waiting:
-        assert await c.circuits.reset(T, "anna", FAR) == CLOSED
+        assert await c.circuits.reset(T, FAR) == CLOSED
         assert ids(await asyncio.wait_for(waiting, 1)) == ["a", "b"]
     assert facts(c)[-1] == ("OPEN", "CLOSED")
-    assert c.notices.of(NoticeKind.CIRCUIT)[-1].reason == "reset by anna"
-    assert await c.circuits.reset(T, "anna", FAR) == CLOSED
+    assert c.notices.of(NoticeKind.CIRCUIT)[-1].reason == "reset by hand"
+    assert await c.circuits.reset(T, FAR) == CLOSED
     assert len(facts(c)) == 2, "a closed one stays closed, and nobody is told"
 
 
@@ -283,7 +283,7 @@ async def test_a_reset_forgets_what_was_counted() -> None:
     claimed = await c.claim(n=4)
     for one in claimed[:3]:
         await fail(c, one)
-    await c.circuits.reset(T, "anna", FAR)
+    await c.circuits.reset(T, FAR)
     await fail(c, claimed[3])
     await c.circuits.tend_once()
     assert state(c) is CircuitState.CLOSED
@@ -302,6 +302,6 @@ async def test_a_reset_that_may_not_have_happened_is_not_told_as_done(error: Any
     assert c.circuit_store is not None
     c.circuit_store.failures = [error]
     with pytest.raises(RequestError) as caught:
-        await c.circuits.reset(T, "anna", FAR)
+        await c.circuits.reset(T, FAR)
     assert caught.value.reason is reason
     assert state(c) is CircuitState.OPEN

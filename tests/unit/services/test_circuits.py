@@ -224,4 +224,4 @@ async def test_a_coordinator_that_heeds_no_circuits_opens_and_holds_none() -> No
     assert c.circuit_store.swaps == 0
     c.circuit_store.put(T, Circuit(state=CircuitState.OPEN, probe_ms=2**43))
     assert ids(await c.claim(request="r2")) == ["more"]
-    assert await c.circuits.reset(T, "me", FAR) == CLOSED, "what others left can be cleared"
+    assert await c.circuits.reset(T, FAR) == CLOSED, "what others left can be cleared"

@@ -92,8 +92,9 @@ class TypeStats(google.protobuf.message.Message):
     CIRCUIT_FIELD_NUMBER: builtins.int
     type: builtins.str
     pending: builtins.int
-    """Jobs that wait, as counted at the last list and followed since."""
+    """Jobs that are PENDING, as counted at the last list and followed since."""
     running: builtins.int
+    """Jobs that a session holds."""
     @property
     def circuit(self) -> global___Circuit: ...
     def __init__(
@@ -129,7 +130,7 @@ class Circuit(google.protobuf.message.Message):
     state: global___CircuitState.ValueType
     reason: builtins.str
     attempts: builtins.int
-    """Outcomes that this coordinator has counted in its window."""
+    """Outcomes that this coordinator has counted in its window. Nothing is counted while it is not closed."""
     failures: builtins.int
     lease_losses: builtins.int
     @property

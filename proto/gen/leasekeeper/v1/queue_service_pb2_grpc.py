@@ -60,14 +60,18 @@ class QueueServiceServicer(object):
     """
 
     def GetQueueStats(self, request, context):
-        """What this coordinator's index knows of a queue, type by type; nothing is scanned. A queue without jobs has no types.
+        """What this coordinator knows of a queue, type by type, in the order of their names; nothing is scanned. It lists the types that
+        ever had a job. UNAVAILABLE: NOT_READY (with RetryInfo) while it lists the namespace.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ResetCircuit(self, request, context):
-        """Closes a circuit by hand and forgets the outcomes that were counted. A closed one stays closed.
+        """Closes a circuit by hand and forgets the outcomes that were counted: by all coordinators if it was not closed, else by the one
+        that is asked. Repeat it after OUTCOME_UNKNOWN, also without a request_id.
+
+        RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS (others change it too fast).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

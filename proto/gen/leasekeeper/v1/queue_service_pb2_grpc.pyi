@@ -30,13 +30,19 @@ class QueueServiceStub:
         leasekeeper.v1.queue_service_pb2.GetQueueStatsRequest,
         leasekeeper.v1.queue_service_pb2.GetQueueStatsResponse,
     ]
-    """What this coordinator's index knows of a queue, type by type; nothing is scanned. A queue without jobs has no types."""
+    """What this coordinator knows of a queue, type by type, in the order of their names; nothing is scanned. It lists the types that
+    ever had a job. UNAVAILABLE: NOT_READY (with RetryInfo) while it lists the namespace.
+    """
 
     ResetCircuit: grpc.UnaryUnaryMultiCallable[
         leasekeeper.v1.queue_service_pb2.ResetCircuitRequest,
         leasekeeper.v1.queue_service_pb2.ResetCircuitResponse,
     ]
-    """Closes a circuit by hand and forgets the outcomes that were counted. A closed one stays closed."""
+    """Closes a circuit by hand and forgets the outcomes that were counted: by all coordinators if it was not closed, else by the one
+    that is asked. Repeat it after OUTCOME_UNKNOWN, also without a request_id.
+
+    RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS (others change it too fast).
+    """
 
 class QueueServiceAsyncStub:
     """Looks at queues and operates them.
@@ -50,13 +56,19 @@ class QueueServiceAsyncStub:
         leasekeeper.v1.queue_service_pb2.GetQueueStatsRequest,
         leasekeeper.v1.queue_service_pb2.GetQueueStatsResponse,
     ]
-    """What this coordinator's index knows of a queue, type by type; nothing is scanned. A queue without jobs has no types."""
+    """What this coordinator knows of a queue, type by type, in the order of their names; nothing is scanned. It lists the types that
+    ever had a job. UNAVAILABLE: NOT_READY (with RetryInfo) while it lists the namespace.
+    """
 
     ResetCircuit: grpc.aio.UnaryUnaryMultiCallable[
         leasekeeper.v1.queue_service_pb2.ResetCircuitRequest,
         leasekeeper.v1.queue_service_pb2.ResetCircuitResponse,
     ]
-    """Closes a circuit by hand and forgets the outcomes that were counted. A closed one stays closed."""
+    """Closes a circuit by hand and forgets the outcomes that were counted: by all coordinators if it was not closed, else by the one
+    that is asked. Repeat it after OUTCOME_UNKNOWN, also without a request_id.
+
+    RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS (others change it too fast).
+    """
 
 class QueueServiceServicer(metaclass=abc.ABCMeta):
     """Looks at queues and operates them.
@@ -72,7 +84,9 @@ class QueueServiceServicer(metaclass=abc.ABCMeta):
         request: leasekeeper.v1.queue_service_pb2.GetQueueStatsRequest,
         context: _ServicerContext,
     ) -> typing.Union[leasekeeper.v1.queue_service_pb2.GetQueueStatsResponse, collections.abc.Awaitable[leasekeeper.v1.queue_service_pb2.GetQueueStatsResponse]]:
-        """What this coordinator's index knows of a queue, type by type; nothing is scanned. A queue without jobs has no types."""
+        """What this coordinator knows of a queue, type by type, in the order of their names; nothing is scanned. It lists the types that
+        ever had a job. UNAVAILABLE: NOT_READY (with RetryInfo) while it lists the namespace.
+        """
 
     @abc.abstractmethod
     def ResetCircuit(
@@ -80,6 +94,10 @@ class QueueServiceServicer(metaclass=abc.ABCMeta):
         request: leasekeeper.v1.queue_service_pb2.ResetCircuitRequest,
         context: _ServicerContext,
     ) -> typing.Union[leasekeeper.v1.queue_service_pb2.ResetCircuitResponse, collections.abc.Awaitable[leasekeeper.v1.queue_service_pb2.ResetCircuitResponse]]:
-        """Closes a circuit by hand and forgets the outcomes that were counted. A closed one stays closed."""
+        """Closes a circuit by hand and forgets the outcomes that were counted: by all coordinators if it was not closed, else by the one
+        that is asked. Repeat it after OUTCOME_UNKNOWN, also without a request_id.
+
+        RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS (others change it too fast).
+        """
 
 def add_QueueServiceServicer_to_server(servicer: QueueServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...

@@ -146,7 +146,8 @@ class WorkerServiceServicer(object):
         """Claims one job by its id; may wait for it, in line behind others who wait. Who does not wait and fails is told a delay that
         grows with each failure; who comes earlier is refused without a look.
 
-        NOT_FOUND: JOB_NOT_FOUND, SESSION_NOT_FOUND. FAILED_PRECONDITION: JOB_TERMINAL, NOT_CLAIMABLE (not due yet), SESSION_FULL.
+        NOT_FOUND: JOB_NOT_FOUND, SESSION_NOT_FOUND. FAILED_PRECONDITION: JOB_TERMINAL, NOT_CLAIMABLE (not due yet), SESSION_FULL,
+        CIRCUIT_OPEN (RetryInfo; at once, also where the call would wait).
         ABORTED: CLAIM_HELD (metadata: holder, token; RetryInfo).
         RESOURCE_EXHAUSTED: RELOCK_THROTTLED (metadata: job_id, limit_of "session" or "job"; RetryInfo; only without `wait`, or where the
         wait was over before anybody could look).
