@@ -136,6 +136,7 @@ async def test_a_fleet_that_stood_still_takes_its_work_up_again_without_running_
 
     Each job that a frozen worker held is lost once, and hardly any job that comes later runs twice.
     """
+    ttl = 4.0  # leaves 3 s to believe in, and so room for a slow machine
     before = [f"a{number:03}" for number in range(150)]
     later = [f"b{number:03}" for number in range(150)]
     async with AsyncExitStack() as stack:
@@ -143,7 +144,7 @@ async def test_a_fleet_that_stood_still_takes_its_work_up_again_without_running_
             await stack.enter_async_context(
                 WorkerProcess(
                     shared.endpoint, calls.namespace, tmp_path, name=f"w{n}", sink=court.sink.path,
-                    queues={"work": 4}, ttl=TTL,
+                    queues={"work": 4}, ttl=ttl,
                 )
             )
             for n in range(5)
@@ -153,7 +154,7 @@ async def test_a_fleet_that_stood_still_takes_its_work_up_again_without_running_
         for worker in fleet:
             worker.pause()
         stopped = time.monotonic()
-        await eventually(lambda: time.monotonic() - stopped > 2 * TTL, timeout=10, what="two TTLs")
+        await eventually(lambda: time.monotonic() - stopped > 2 * ttl, timeout=20, what="two TTLs")
         for worker in fleet:
             worker.resume()
         await calls.submit_many([calls.spec(job_id, {"work": 0.4}) for job_id in later])
@@ -161,7 +162,8 @@ async def test_a_fleet_that_stood_still_takes_its_work_up_again_without_running_
 
     assert {job.state for job in jobs.values()} == {JobState.SUCCEEDED}
     assert max(job.lease_losses for job in jobs.values()) == 1
-    assert sum(jobs[job_id].attempt > 1 for job_id in later) <= 0.05 * len(later)
+    twice = [job_id for job_id in later if len(court.read().starts_of(job_id)) > 1]
+    assert len(twice) <= 0.05 * len(later), [jobs[job_id] for job_id in twice[:2]]
     await court.judge(submitted=[*before, *later])
 
 
