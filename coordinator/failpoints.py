@@ -44,6 +44,9 @@ POINTS: Final = frozenset(
         "due.after-commit",
         "take-away.before-commit",
         "take-away.after-commit",
+        "overdue.before-commit",
+        "overdue.after-commit",
+        "repair.before-commit",
     }
 )
 """``change`` is CancelJob, UpdateJob and DeleteJob, ``settle`` CompleteJob, FailJob and ReleaseJob. Before:

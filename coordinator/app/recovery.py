@@ -11,15 +11,20 @@ from coordinator.reconciler.due import DuePass
 from coordinator.reconciler.loop import LoopConfig, PassLoop
 from coordinator.reconciler.lost import LostPass
 from coordinator.reconciler.measured import Measured, over_namespaces
+from coordinator.reconciler.overdue import OverdueConfig, OverduePass
 from coordinator.reconciler.passes import passes_by_name
+from coordinator.reconciler.repair import RepairConfig, RepairPass
 from coordinator.reconciler.report import Pass
+from coordinator.reconciler.retention import RetentionPass
+from coordinator.reconciler.state_walk import StateWalk
+from coordinator.reconciler.sweep import Sweep, SweptPasses
 from coordinator.services.holders import Holders
 
 __all__ = ["Recovery", "compose_recovery"]
 
 _DUE_EVERY_S: Final = 0.25
-_SWEEP_ROLE: Final = "sweep"
-"""One process sweeps for all."""
+_OVERDUE_EVERY_S: Final = 0.5
+"""How late a run timeout and the grace of a cancellation may be noticed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,19 +54,47 @@ def compose_recovery(base: Foundation, *, sweeps: bool) -> Recovery:
         base: store, clock and notices.
         sweeps: this process sweeps; without, it acts on what it hears of, and others sweep.
     """
-    store, clock, entropy = base.store, base.clock, base.entropy
+    store, clock, entropy, settings = base.store, base.clock, base.entropy, base.settings.reconciler
     hung_after_s = base.settings.notices.hung_after_s
-    leader = store.leadership(_SWEEP_ROLE)
-    lost = LostPass(
+    leader, walk = store.sweeps, StateWalk(store.jobs, clock)
+    lost = LostPass(store.jobs, walk, store.present, store.membership, clock, entropy, notices=base.notices)
+    holders = Holders(
+        lost.suspect,
+        notices=base.notices,
+        hung_after_ms=round(hung_after_s * 1000) if hung_after_s is not None else None,
+        ended=base.circuits.outcomes.claim_ended,
+    )
+    overdue = OverduePass(
         store.jobs,
-        store.namespaces,
-        store.present,
-        store.membership,
+        store.sessions,
+        store.upkeep,
+        holders,
+        clock,
+        entropy,
+        notices=base.notices,
+        meters=base.metrics,
+        leads=lambda: leader.is_leader,
+        config=OverdueConfig(cancel_grace_s=settings.cancel_grace_s, stuck_after_s=settings.stuck_after_s),
+    )
+    repair = RepairPass(
+        store.jobs,
+        store.upkeep,
+        walk,
         clock,
         notices=base.notices,
-        leads=lambda: leader.is_leader,
+        suspect=lost.suspect,
+        config=RepairConfig(orphan_after_s=settings.orphan_after_s),
     )
+    retention = RetentionPass(store.jobs, walk, clock, keep_ms=round(settings.keep_dead_s * 1000))
     due = DuePass(store.jobs, store.namespaces, store.membership, clock, notices=base.notices)
+    sweep = Sweep(
+        SweptPasses(lost=lost, repair=repair, retention=retention),
+        walk,
+        store.namespaces,
+        leads=lambda: leader.is_leader,
+        meters=base.metrics,
+        clock=clock,
+    )
     measured_due = Measured(due, base.metrics, clock)
     due_loop = PassLoop(
         "due",
@@ -70,27 +103,20 @@ def compose_recovery(base: Foundation, *, sweeps: bool) -> Recovery:
         entropy,
         LoopConfig(interval_s=_DUE_EVERY_S),
     )
-    sweep_loop = PassLoop(
-        "lost sweep",
-        lost.sweep,
-        clock,
-        entropy,
-        LoopConfig(interval_s=base.settings.reconciler.sweep_every_s),
-    )
+    overdue_loop = PassLoop("overdue", overdue.step, clock, entropy, LoopConfig(interval_s=_OVERDUE_EVERY_S))
+    sweep_loop = PassLoop("sweep", sweep.step, clock, entropy, LoopConfig(interval_s=settings.sweep_every_s))
     leader.won = sweep_loop.wake
     background = {"lost": lost.run, "due": due_loop.run}
+    loops: tuple[PassLoop, ...] = (due_loop,)
     if sweeps:
-        background |= {"sweep leadership": leader.run, "lost sweep": sweep_loop.run}
+        background |= {"sweep leadership": leader.run, "sweep": sweep_loop.run, "overdue": overdue_loop.run}
+        loops = (due_loop, overdue_loop, sweep_loop)
+    by_hand = [Measured(one, base.metrics, clock) for one in (lost, overdue, repair, retention)]
     return Recovery(
-        holders=Holders(
-            lost.suspect,
-            notices=base.notices,
-            hung_after_ms=round(hung_after_s * 1000) if hung_after_s is not None else None,
-            ended=base.circuits.outcomes.claim_ended,
-        ),
+        holders=holders,
         due=due,
         due_loop=due_loop,
-        loops=(due_loop, sweep_loop) if sweeps else (due_loop,),
+        loops=loops,
         background=background,
-        passes=passes_by_name((Measured(lost, base.metrics, clock), measured_due)),
+        passes=passes_by_name((*by_hand, measured_due)),
     )

@@ -1,5 +1,8 @@
 """Recovers jobs whose holder has died: the record says RUNNING, and the claim went with its session's lease.
 
+One that is lost alone is claimable again at once. Where many are lost together they come back one after the
+other, so that those who take over are not run down by all of them in the same moment.
+
 Suspicions come from the watch (``services.holders``); a paced sweep finds what no watch told: claims
 deleted by hand, and whatever ended while no coordinator ran. Either way the pass reads record and claim at
 one revision, and its Txn compares that the claim is absent and the record unchanged. So a live job is never
@@ -10,7 +13,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,15 +29,17 @@ from coordinator.errors import StorageError
 from coordinator.ports import (
     Clock,
     Commit,
+    Entropy,
     JobStore,
     Membership,
-    NamespaceFeeds,
     Notices,
     Operation,
     Present,
     Snapshot,
+    Stored,
 )
 from coordinator.reconciler.report import Action, Report
+from coordinator.reconciler.state_walk import Run, StateWalk
 from coordinator.reconciler.telling import end_of, notice_of
 from coordinator.services.commits import commit_each, operation_of
 from coordinator.services.holders import Suspect
@@ -55,8 +61,8 @@ class LostConfig:
 
     ``batch``: jobs read and committed together. ``others_s``: how long a suspicion waits that another
     coordinator prefers. ``retry_s`` doubles up to ``max_retry_s``. ``max_queued``: suspicions kept; more
-    are left to a sweep. ``page`` and ``pace_s``: records examined at once by a sweep, and its pause after
-    each page.
+    are left to a sweep. ``spread_ms`` for each job lost within a second, ``max_spread_s`` at most: over so
+    long they come back. A spread below ``least_spread_s`` is none, as promotion looks no more often.
     """
 
     batch: int = 240
@@ -65,10 +71,9 @@ class LostConfig:
     max_retry_s: float = 5.0
     timeout_s: float = 5.0
     max_queued: int = 200_000
-    page: int = 200
-    pace_s: float = 0.02
-    share: float = 0.05
-    first_share: float = 0.5
+    spread_ms: int = 2
+    max_spread_s: float = 5.0
+    least_spread_s: float = 0.25
 
 
 @dataclass(slots=True)
@@ -79,48 +84,54 @@ class _Queued:
 
 
 class LostPass:
-    """A queue of suspicions, the pass that judges them, and the sweep.
+    """A queue of suspicions, and the pass that judges them. Implements ``report.Pass`` and
+    ``state_walk.Visitor``.
 
     Args:
         store: where jobs are.
-        feeds: the namespaces that are swept.
+        walk: reads the records.
         present: the epoch of tokens.
         membership: which coordinator acts first.
         clock: times.
+        entropy: when a job comes back that was lost among many.
         config: bounds.
         notices: told of each loss.
-        leads: whether this process sweeps everything; None: it sweeps the namespaces that it prefers.
     """
 
     def __init__(
         self,
         store: JobStore,
-        feeds: NamespaceFeeds,
+        walk: StateWalk,
         present: Present,
         membership: Membership,
         clock: Clock,
+        entropy: Entropy,
         config: LostConfig | None = None,
         *,
         notices: Notices,
-        leads: Callable[[], bool] | None = None,
     ) -> None:
         self._store = store
-        self._feeds = feeds
+        self._walk = walk
         self._present = present
         self._membership = membership
         self._clock = clock
+        self._entropy = entropy
         self._config = config or LostConfig()
         self._notices = notices
-        self._leads = leads
         self._queue: dict[tuple[str, str], _Queued] = {}
         self._wake = asyncio.Event()
-        self._sweep_wanted: set[str] = set()
-        self._swept: set[str] = set()
+        self._recent: deque[float] = deque()
+        self.overflowed = 0
 
     @property
     def name(self) -> str:
         """See ``report.Pass``."""
         return "lost"
+
+    @property
+    def states(self) -> frozenset[JobState]:
+        """See ``state_walk.Visitor``."""
+        return _RUNNING
 
     @property
     def queued(self) -> int:
@@ -130,11 +141,14 @@ class LostPass:
     def suspect(self, suspect: Suspect) -> None:
         """Queue a claim that seems lost. Never blocks; where there are too many, a sweep will find it."""
         if len(self._queue) >= self._config.max_queued:
-            self._sweep_wanted.add(suspect.namespace)
+            self.overflowed += 1
             return
         wait = 0.0 if self._prefers(suspect.job_id) else self._config.others_s
         key = (suspect.namespace, suspect.job_id)
-        self._queue[key] = _Queued(suspect, self._clock.monotonic() + wait)
+        now = self._clock.monotonic()
+        if key not in self._queue:
+            self._note(1)
+        self._queue[key] = _Queued(suspect, now + wait)
         self._wake.set()
 
     async def run(self) -> None:
@@ -162,7 +176,8 @@ class LostPass:
             by_namespace.setdefault(one.suspect.namespace, []).append(one)
         for namespace, queued in by_namespace.items():
             for start in range(0, len(queued), self._config.batch):
-                await self._judge(namespace, queued[start : start + self._config.batch], report)
+                run = Run(namespace=namespace, report=report)
+                await self._judge(queued[start : start + self._config.batch], run)
         if report.changed:
             logger.info("lost jobs recovered: %d", report.changed)
         return report
@@ -173,64 +188,59 @@ class LostPass:
         Raises:
             StorageError: a page could not be read; what was found until then is recovered.
         """
-        report = Report(self.name)
-        cursor = ""
-        share = self._config.share if namespace in self._swept else self._config.first_share
-        while True:
-            began = self._clock.monotonic()
-            deadline = began + self._config.timeout_s
-            page = await self._store.list_jobs(
-                namespace, cursor=cursor, limit=self._config.page, deadline=deadline, states=_RUNNING
-            )
-            found = [Suspect(namespace, stored.job.job_id, "", 0) for stored in page.jobs]
-            await self._judge(namespace, [_Queued(one, 0.0) for one in found], report, dry_run)
-            cursor = page.cursor
-            if not cursor:
-                self._swept.add(namespace)
-                return report
-            busy = self._clock.monotonic() - began
-            await self._clock.sleep(max(self._config.pace_s, busy * (1 / share - 1)))
+        run = Run(namespace=namespace, report=Report(self.name), dry_run=dry_run)
+        await self._walk.walk([(self, run)])
+        return run.report
 
-    async def sweep(self) -> bool:
-        """Sweep the namespaces that are this process's to sweep, and those with too many suspicions.
+    async def visit(self, found: Sequence[Stored], run: Run) -> None:
+        """See ``state_walk.Visitor``."""
+        suspects = [_Queued(Suspect(run.namespace, stored.job.job_id, "", 0), 0.0) for stored in found]
+        for start in range(0, len(suspects), self._config.batch):
+            await self._judge(suspects[start : start + self._config.batch], run, queued=False)
 
-        For a ``PassLoop``. Returns False: the next sweep may wait for the timer.
-        """
-        wanted, self._sweep_wanted = self._sweep_wanted, set()
-        for namespace in self._feeds.namespaces():
-            if namespace in wanted or (self._leads() if self._leads else self._prefers(namespace)):
-                try:
-                    await self.run_once(namespace)
-                except StorageError:
-                    self._sweep_wanted |= wanted
-                    raise
-        return False
+    def _note(self, lost: int) -> None:
+        """So many seem lost now."""
+        now = self._clock.monotonic()
+        self._recent.extend([now] * lost)
+        while self._recent and self._recent[0] < now - 1.0:
+            self._recent.popleft()
+
+    def _delay_ms(self) -> int:
+        """When one comes back that was lost: at once if alone, somewhen within the spread if among many."""
+        self._note(0)
+        spread = min(self._config.max_spread_s * 1000, self._config.spread_ms * len(self._recent))
+        if spread < self._config.least_spread_s * 1000:
+            return 0
+        return int(spread * self._entropy.fraction())
 
     def _prefers(self, key: str) -> bool:
         members = self._membership.members()
         return not members or preferred(key, members) == self._membership.own_id
 
-    async def _judge(
-        self, namespace: str, batch: Sequence[_Queued], report: Report, dry_run: bool = False
-    ) -> None:
-        """Read, decide and commit a batch; what failed is queued again, later each time."""
+    async def _judge(self, batch: Sequence[_Queued], run: Run, *, queued: bool = True) -> None:
+        """Read, decide and commit a batch. Of what was ``queued`` that which failed is queued again, later
+        each time; the rest the next sweep finds, under the guard of whoever leads then.
+        """
         if not batch:
             return
+        report = run.report
         report.examined += len(batch)
         deadline = self._clock.monotonic() + self._config.timeout_s
         try:
             job_ids = [one.suspect.job_id for one in batch]
-            found = await self._store.read_many(namespace, job_ids, deadline=deadline)
+            found = await self._store.read_many(run.namespace, job_ids, deadline=deadline)
         except StorageError as error:
             logger.warning("jobs that seem lost could not be read: %s", error)
-            self._again(batch, report)
+            self._failed(batch, report, queued)
             return
+        if not queued:
+            self._note(sum(one.claim is None for one in found))
         pending: list[tuple[_Queued, Operation]] = []
         for one, snapshot in zip(batch, found, strict=True):
-            operation = self._operation(one.suspect, snapshot, deadline)
+            operation = self._operation(one.suspect, snapshot, deadline, as_leader=run.as_leader)
             if operation is None:
                 self._done(one)
-            elif dry_run:
+            elif run.dry_run:
                 report.add(_action(operation))
             else:
                 pending.append((one, operation))
@@ -249,7 +259,7 @@ class LostPass:
                 self._done(one)  # another recoverer was first, or it was our own first try
             else:
                 failed.append(one)
-        self._again(failed, report)
+        self._failed(failed, report, queued)
 
     def _tell(self, operation: Operation) -> None:
         before, after = _jobs(operation)
@@ -258,16 +268,17 @@ class LostPass:
         if end is not None:
             self._notices.publish(end)
 
-    def _operation(self, suspect: Suspect, found: Snapshot, deadline: float) -> Operation | None:
+    def _operation(
+        self, suspect: Suspect, found: Snapshot, deadline: float, *, as_leader: bool = False
+    ) -> Operation | None:
         if found.stored is None or found.claim is not None or found.stored.job.state is not JobState.RUNNING:
             return None
         job = found.stored.job
-        outcome = decide(
-            job, None, Lose(token=self._token(suspect, job, found.stored.revision)), self._clock.now_ms()
-        )
+        command = Lose(token=self._token(suspect, job, found.stored.revision), delay_ms=self._delay_ms())
+        outcome = decide(job, None, command, self._clock.now_ms())
         if not isinstance(outcome, Decision):
             return None
-        return operation_of(found.stored, outcome, deadline)
+        return operation_of(found.stored, outcome, deadline, as_leader=as_leader)
 
     def _token(self, suspect: Suspect, job: Job, revision: int) -> int:
         """The lost claim's token: as the record says, if it was written again since the claim; as the watch
@@ -284,9 +295,9 @@ class LostPass:
         if self._queue.get(key) is one:
             del self._queue[key]
 
-    def _again(self, batch: Iterable[_Queued], report: Report) -> None:
-        for one in batch:
-            report.failed += 1
+    def _failed(self, batch: Sequence[_Queued], report: Report, queued: bool) -> None:
+        report.failed += len(batch)
+        for one in batch if queued else ():
             pause = min(self._config.max_retry_s, self._config.retry_s * 2 ** min(one.tries, 16))
             one.tries += 1
             one.not_before = self._clock.monotonic() + pause

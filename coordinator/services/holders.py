@@ -131,6 +131,10 @@ class Holders:
         """An open session, as far as the watch has come."""
         return self._sessions.get((namespace, session_id))
 
+    def claims(self) -> list[tuple[str, str, Claim]]:
+        """Namespace, job id and claim of all that are held, as far as the watch has come."""
+        return [(namespace, job_id, held.claim) for (namespace, job_id), held in self._held.items()]
+
     def held_by(self, namespace: str, session_id: str) -> int:
         """How many claims and locks the session is known to hold."""
         claims = len(self._of_session.get((namespace, session_id), ()))

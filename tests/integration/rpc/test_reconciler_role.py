@@ -132,7 +132,7 @@ async def test_sweeps_are_left_out_where_they_are_not_enabled(settings: Settings
         for made in [maker(given, SystemClock(), SystemEntropy(), endpoint="", version="0")]
     }
 
-    sweeps = {"sweep leadership", "lost sweep"}
+    sweeps = {"sweep leadership", "sweep", "overdue"}
     assert sweeps <= running["serve", True]
     assert not sweeps & running["serve", False]
     assert {"lost", "due"} <= running["serve", False]

@@ -20,6 +20,7 @@ from coordinator.etcd.store import EtcdStore, StoreConfig, StoreListeners
 from coordinator.ports import Commit, Session, Stored
 from coordinator.reconciler.due import DuePass
 from coordinator.reconciler.lost import LostConfig, LostPass
+from coordinator.reconciler.state_walk import StateWalk
 from coordinator.services.api import NewJob, SubmitOutcome
 from coordinator.services.holders import Holders
 from coordinator.services.index import Index, IndexConfig
@@ -103,10 +104,11 @@ def start_side(etcd_server: EtcdProcess, namespace: str) -> SideFactory:
         notices = RecordedNotices()
         lost = LostPass(
             store.jobs,
-            store.namespaces,
+            StateWalk(store.jobs, clock),
             store.present,
             store.membership,
             clock,
+            entropy,
             LostConfig(others_s=0.2),
             notices=notices,
         )

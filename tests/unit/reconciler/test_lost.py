@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from coordinator.core.commands import Cancel, Complete
 from coordinator.core.effects import Slot, Where
 from coordinator.core.invariants import check_job, check_keys
@@ -13,9 +15,10 @@ from coordinator.core.notice import NoticeKind
 from coordinator.core.rendezvous import preferred
 from coordinator.core.retry import RetryPolicy
 from coordinator.errors import EtcdUnavailable, Reason, RequestError
-from coordinator.ports import Commit, Operation
+from coordinator.ports import Commit, Entropy, Operation
 from coordinator.reconciler.lost import RECOVERED, LostConfig, LostPass
 from coordinator.reconciler.report import Report
+from coordinator.reconciler.state_walk import PaceConfig, Run, StateWalk
 from coordinator.services.api import Settle
 from coordinator.services.commits import operation_of
 from coordinator.services.holders import Suspect
@@ -29,14 +32,21 @@ from tests.unit.services.conftest import World
 SESSION = "00000000000000a1"
 
 
-def a_pass(world: World, members: FixedMembers | None = None, **config: int | float) -> LostPass:
-    world.feeds = world.feeds if world.feeds.namespaces() else type(world.feeds)("default")
+def a_pass(
+    world: World,
+    members: FixedMembers | None = None,
+    *,
+    pace: PaceConfig | None = None,
+    entropy: Entropy | None = None,
+    **config: int | float,
+) -> LostPass:
     return LostPass(
         world.store,
-        world.feeds,
+        StateWalk(world.store, world.clock, pace),
         world.present,
         members or world.members,
         world.clock,
+        entropy or world.entropy,
         LostConfig(**config),  # type: ignore[arg-type]
         notices=world.notices,
     )
@@ -180,7 +190,7 @@ async def test_a_session_with_many_claims_is_recovered_in_few_groups(world: Worl
     groups = world.etcd.groups
     assert (await lost.judge_queued()).counts[RECOVERED] == 300
     assert world.etcd.groups - groups == 2
-    assert {world.stored(f"j{n:03}").job.state for n in range(300)} == {JobState.PENDING}
+    assert all(world.stored(f"j{n:03}").job.lease_losses == 1 for n in range(300))
 
 
 async def test_the_sweep_finds_a_claim_deleted_by_hand_and_its_old_token_is_stale(world: World) -> None:
@@ -205,7 +215,7 @@ async def test_the_sweep_goes_in_paced_pages(world: World) -> None:
     claimed = await world.running("x")
     await world.clock.advance(10.5)
     world.etcd.expire()
-    sweeping = asyncio.ensure_future(a_pass(world, page=10, pace_s=1.0).run_once("default"))
+    sweeping = asyncio.ensure_future(a_pass(world, pace=PaceConfig(page=10, rest_s=1.0)).run_once("default"))
     await world.clock.wait_for_sleepers()
     assert not sweeping.done()
     await world.clock.advance(3)
@@ -268,37 +278,103 @@ async def test_more_suspicions_than_are_kept_are_left_to_a_sweep(world: World) -
     await open_session(world.sessions)
     claims = [await claim_job(world.store, await store_job(world.store, a_job(f"j{n}"))) for n in range(5)]
     await world.clock.advance(10.5)
-    other = next(c for c in (f"c{n}" for n in range(2, 99)) if preferred("default", ("c1", c)) == c)
-    lost = a_pass(world, FixedMembers("c1", other), max_queued=2, others_s=0.0)
-    await lost.sweep()
-    assert world.stored("j0").job.state is JobState.RUNNING, "the other coordinator sweeps this namespace"
+    lost = a_pass(world, max_queued=2, others_s=0.0)
     for claimed in claims:
         lost.suspect(suspicion(claimed))
-    assert lost.queued == 2
+    assert (lost.queued, lost.overflowed) == (2, 3)
     assert (await lost.judge_queued()).counts[RECOVERED] == 2
-    await lost.sweep()
+    await lost.run_once("default")
     assert {world.stored(f"j{n}").job.state for n in range(5)} == {JobState.PENDING}
 
 
-async def test_who_leads_sweeps_every_namespace_and_nobody_else_does(world: World) -> None:
+async def test_a_sweep_that_could_not_recover_leaves_nothing_behind_for_when_it_leads_no_more(
+    world: World,
+) -> None:
     await world.running()
     await world.clock.advance(10.5)
-    leads = False
-    world.feeds = type(world.feeds)("default")
-    lost = LostPass(
-        world.store,
-        world.feeds,
-        world.present,
-        world.members,
-        world.clock,
-        notices=world.notices,
-        leads=lambda: leads,
-    )
-    await lost.sweep()
+    lost = a_pass(world)
+    world.etcd.leads = False
+    run = Run(namespace="default", report=Report("lost"), as_leader=True)
+    await lost.visit([world.stored()], run)
+    assert (run.report.failed, lost.queued) == (1, 0)
+    await lost.judge_queued()
     assert world.stored().job.state is JobState.RUNNING
-    leads = True
-    await lost.sweep()
-    assert world.stored().job.state is JobState.PENDING
+
+
+class Spread:
+    """``ports.Entropy`` that goes evenly through [0, 1)."""
+
+    def __init__(self) -> None:
+        self._count = 0
+
+    def fraction(self) -> float:
+        self._count += 1
+        return self._count * 0.618033988749895 % 1
+
+    def identifier(self) -> str:
+        raise AssertionError("not wanted")
+
+    def counter(self) -> int:
+        raise AssertionError("not wanted")
+
+
+async def many_running(world: World, count: int) -> list[Commit]:
+    await open_session(world.sessions)
+    return [
+        await claim_job(world.store, await store_job(world.store, a_job(f"j{n:04}"))) for n in range(count)
+    ]
+
+
+def delays(world: World, count: int) -> list[int]:
+    now = world.clock.now_ms()
+    jobs = [world.stored(f"j{n:04}").job for n in range(count)]
+    assert all(job.attempts[-1].outcome is AttemptOutcome.LOST for job in jobs)
+    return [job.ready_ms - now if job.state is JobState.SCHEDULED else 0 for job in jobs]
+
+
+@pytest.mark.parametrize("told", [True, False], ids=["by the watch", "found by a sweep"])
+async def test_many_that_are_lost_together_come_back_one_after_the_other(world: World, told: bool) -> None:
+    """Fault case 051: what ran at once before does not fall upon the next worker at once."""
+    claims = await many_running(world, 400)
+    await world.clock.advance(10.5)
+    world.etcd.expire()
+    lost = a_pass(world, entropy=Spread(), pace=PaceConfig(page=400))
+    if told:
+        for claimed in claims:
+            lost.suspect(suspicion(claimed))
+        await lost.judge_queued()
+    else:
+        await lost.run_once("default")
+    after = delays(world, 400)
+    assert max(after) <= 800
+    for start in range(0, 800, 200):
+        assert 30 <= sum(start <= delay < start + 200 for delay in after) <= 150
+    for n in (0, 399):
+        assert_sound(world, f"j{n:04}")
+
+
+async def test_nobody_waits_longer_than_five_seconds_however_many_were_lost(world: World) -> None:
+    claims = await many_running(world, 30)
+    await world.clock.advance(10.5)
+    world.etcd.expire()
+    lost = a_pass(world, entropy=Spread(), spread_ms=10_000)
+    for claimed in claims:
+        lost.suspect(suspicion(claimed))
+    await lost.judge_queued()
+    assert 4_000 < max(delays(world, 30)) <= 5_000
+
+
+async def test_a_few_that_are_lost_together_or_many_one_by_one_wait_for_nothing(world: World) -> None:
+    claims = await many_running(world, 150)
+    await world.clock.advance(10.5)
+    world.etcd.expire()
+    lost = a_pass(world, entropy=Spread())
+    for start in range(0, 150, 50):
+        for claimed in claims[start : start + 50]:
+            lost.suspect(suspicion(claimed))
+        await lost.judge_queued()
+        await world.clock.advance(1.1)
+    assert set(delays(world, 150)) == {0}
 
 
 async def test_a_request_to_stop_keeps_the_token_that_its_record_no_longer_tells(world: World) -> None:

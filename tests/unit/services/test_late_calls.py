@@ -14,6 +14,7 @@ from coordinator.core.notice import NoticeKind
 from coordinator.errors import EtcdUnavailable, Reason, RequestError
 from coordinator.ports import Commit
 from coordinator.reconciler.lost import LostPass
+from coordinator.reconciler.state_walk import StateWalk
 from coordinator.services.api import Beat, HeldClaim, Settle
 from coordinator.services.holders import Suspect
 from coordinator.services.late_calls import SETTLEMENT, LateCalls, LateCallsConfig
@@ -29,7 +30,13 @@ async def lose(world: World, token: int) -> None:
     """The claim's key goes with its lease, and the job is recovered."""
     world.etcd.write((), [Where(Slot.CLAIM, "default", "j1")])
     lost = LostPass(
-        world.store, world.feeds, world.present, world.members, world.clock, notices=RecordedNotices()
+        world.store,
+        StateWalk(world.store, world.clock),
+        world.present,
+        world.members,
+        world.clock,
+        world.entropy,
+        notices=RecordedNotices(),
     )
     lost.suspect(Suspect("default", "j1", a_session().session_id, token))
     await lost.judge_queued()
