@@ -10,24 +10,61 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.metadata import PackageNotFoundError, version
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
-from worker_sdk._claims import BeatEffects, ClaimBook, HeldClaim
+from worker_sdk._claims import BeatEffects, HeldClaim
 from worker_sdk._machine import BeatPlan, backoff_delay, beat_interval, beat_timeout
 from worker_sdk._seams import Seams, default_identity
 from worker_sdk._transport.beat_channel import BeatChannel
 from worker_sdk._transport.channel import repeatable
-from worker_sdk._work import Command, OpenedSession
+from worker_sdk._work import BeatAnswer, BeatLine, Command, OpenedSession
 from worker_sdk.config import ConnectionConfig, WorkerConfig
 from worker_sdk.errors import ClientClosed, LeasekeeperError, SessionNotFound
 
-__all__ = ["Session", "SessionListener"]
+__all__ = ["Book", "Session", "SessionListener"]
 
 _log = logging.getLogger("worker_sdk.session")
 _OPEN_TIMEOUT = 5.0
 _JOIN_GRACE = 2.0
+
+
+H = TypeVar("H")
+
+
+class Book(Protocol[H]):
+    """What a session holds, shared with the event loop; see `_claims.ClaimBook` and `_lock_book.LockBook`."""
+
+    @property
+    def session_deadline(self) -> float:
+        """Until when the session is safe."""
+
+    def opened(self, *, sent: float, safe_duration: float, revision: int) -> int:
+        """A new session; its generation."""
+
+    def snapshot(self, loop_turns: int) -> Sequence[tuple[H, BeatLine]]:
+        """Everything held, with the line that a beat has for it."""
+
+    def confirm(
+        self, generation: int, claims: Sequence[H], answer: BeatAnswer, *, sent: float
+    ) -> BeatEffects:
+        """A beat that listed *claims* was confirmed."""
+
+    def expire(self, now: float) -> list[HeldClaim]:
+        """What has passed its deadline is lost; those that the listener must hear of."""
+
+    def next_deadline(self, now: float) -> float:
+        """After which something must be stopped."""
+
+    def lose_all(self) -> list[HeldClaim]:
+        """The session has ended."""
+
+    def running(self) -> list[str]:
+        """What runs on the event loop, for a warning."""
+
+    def begun(self) -> list[str]:
+        """What was begun, for a warning."""
 
 
 class SessionListener(Protocol):
@@ -56,13 +93,13 @@ def _sdk_name() -> str:
         return "leasekeeper-python"
 
 
-class Session:
+class Session(Generic[H]):
     """Owner of the beat thread. Made, started and closed on one event loop.
 
     Args:
         connection: where the coordinators are.
         config: TTL, identity, labels, stall warning.
-        book: the claims to list.
+        book: what to list.
         listener: told, on the loop that calls `start`.
         loop_turns: reads how often the event loop has turned, the sign of life of handlers that run on it.
         seams: clock, randomness, ids.
@@ -72,7 +109,7 @@ class Session:
         self,
         connection: ConnectionConfig,
         config: WorkerConfig,
-        book: ClaimBook,
+        book: Book[H],
         listener: SessionListener,
         loop_turns: Callable[[], int],
         seams: Seams,

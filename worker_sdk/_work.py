@@ -10,10 +10,13 @@ from enum import Enum, IntEnum
 __all__ = [
     "BeatAnswer",
     "BeatClaim",
+    "BeatLine",
+    "BeatLock",
     "ClaimedJob",
     "Command",
     "Completed",
     "Failed",
+    "LockVerdictOn",
     "OpenedSession",
     "Outcome",
     "QueueTypes",
@@ -93,6 +96,27 @@ class BeatClaim:
 
 
 @dataclass(frozen=True, slots=True)
+class BeatLock:
+    """One lock as a beat lists it; ``fencing_token`` 0: AcquireLock is not answered yet."""
+
+    name: str
+    fencing_token: int
+    request_id: str
+
+
+BeatLine = BeatClaim | BeatLock
+
+
+@dataclass(frozen=True, slots=True)
+class LockVerdictOn:
+    """The verdict on one lock; ``fencing_token`` is that of the entry that stands."""
+
+    name: str
+    fencing_token: int
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
 class VerdictOn:
     """The verdict on one claim."""
 
@@ -110,6 +134,7 @@ class BeatAnswer:
     safe_duration: float
     revision: int
     command: Command
+    locks: tuple[LockVerdictOn, ...] = ()
 
 
 class StopReason(Enum):

@@ -9,11 +9,13 @@ from worker_sdk._convert.status import from_status
 from worker_sdk._convert.times import duration, optional_time, seconds
 from worker_sdk._work import (
     BeatAnswer,
-    BeatClaim,
+    BeatLine,
+    BeatLock,
     ClaimedJob,
     Command,
     Completed,
     Failed,
+    LockVerdictOn,
     OpenedSession,
     Outcome,
     QueueTypes,
@@ -68,13 +70,16 @@ def opened_from(message: pb.OpenSessionResponse) -> OpenedSession:
 
 
 def beat_to(
-    *, namespace: str, session_id: str, number: int, sent: float, claims: Sequence[BeatClaim]
+    *, namespace: str, session_id: str, number: int, sent: float, claims: Sequence[BeatLine]
 ) -> pb.HeartbeatRequest:
     """Return a beat."""
     request = pb.HeartbeatRequest(
         namespace=namespace, session_id=session_id, number=number, sent_at=duration(sent, "sent_at")
     )
     for claim in claims:
+        if isinstance(claim, BeatLock):
+            request.locks.add(name=claim.name, fencing_token=claim.fencing_token, request_id=claim.request_id)
+            continue
         entry = request.claims.add(
             job_id=claim.job_id, fencing_token=claim.fencing_token, sequence=claim.sequence
         )
@@ -88,18 +93,18 @@ def beat_from(message: pb.HeartbeatResponse) -> BeatAnswer:
     confirmed = message.authority == pb.AUTHORITY_CONFIRMED
     return BeatAnswer(
         confirmed=confirmed,
-        verdicts=tuple(
-            VerdictOn(
-                v.job_id,
-                v.fencing_token,
-                Verdict(v.verdict) if v.verdict in _VERDICTS else Verdict.UNSPECIFIED,
-            )
-            for v in message.verdicts
+        verdicts=tuple(VerdictOn(v.job_id, v.fencing_token, _verdict(v.verdict)) for v in message.verdicts),
+        locks=tuple(
+            LockVerdictOn(v.name, v.fencing_token, _verdict(v.verdict)) for v in message.lock_verdicts
         ),
         safe_duration=seconds(message.safe_duration),
         revision=message.revision,
         command=Command(message.command) if message.command in _COMMANDS else Command.NONE,
     )
+
+
+def _verdict(number: int) -> Verdict:
+    return Verdict(number) if number in _VERDICTS else Verdict.UNSPECIFIED
 
 
 def claim_to(

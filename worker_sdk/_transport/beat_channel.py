@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TypeVar, cast
 
 import grpc
@@ -12,7 +12,7 @@ from worker_sdk._convert.status import from_rpc_failure
 from worker_sdk._convert.work import beat_from, beat_to, open_to, opened_from
 from worker_sdk._transport.methods import CLOSE_SESSION, HEARTBEAT, OPEN_SESSION, Method
 from worker_sdk._transport.options import channel_arguments, credentials, metadata
-from worker_sdk._work import BeatAnswer, BeatClaim, OpenedSession
+from worker_sdk._work import BeatAnswer, BeatLine, OpenedSession
 from worker_sdk.config import ConnectionConfig
 from worker_sdk.errors import DeadlineExceeded, LeasekeeperError, OutcomeUnknown, Unavailable
 
@@ -106,7 +106,7 @@ class BeatChannel:
         return opened_from(self._attempt(OPEN_SESSION, request, timeout))
 
     def beat(
-        self, *, session_id: str, number: int, sent: float, claims: list[BeatClaim], timeout: float
+        self, *, session_id: str, number: int, sent: float, claims: Sequence[BeatLine], timeout: float
     ) -> BeatAnswer:
         """Beat once."""
         request = beat_to(

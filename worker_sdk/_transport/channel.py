@@ -72,6 +72,14 @@ class CoordinatorChannel:
         """How many endpoints there are."""
         return len(self._addresses)
 
+    def check(self) -> None:
+        """Return if it can be used here and now.
+
+        Raises:
+            ClientClosed, ForkedProcess, WrongEventLoop: it cannot.
+        """
+        self._check()
+
     def _check(self) -> None:
         if self._closed:
             raise ClientClosed("it was closed")

@@ -8,17 +8,22 @@ from typing import Generic, TypeVar
 from google.protobuf.message import Message
 
 from leasekeeper.v1 import job_service_pb2 as job_pb
+from leasekeeper.v1 import lock_service_pb2 as lock_pb
 from leasekeeper.v1 import worker_service_pb2 as work_pb
 
 __all__ = [
+    "ACQUIRE_LOCK",
     "CANCEL_JOB",
+    "CHECK_TOKEN",
     "CLAIM_JOBS",
     "CLOSE_SESSION",
     "DELETE_JOB",
     "GET_JOB",
     "HEARTBEAT",
     "LIST_JOBS",
+    "OBSERVE_LOCK",
     "OPEN_SESSION",
+    "RELEASE_LOCK",
     "SAVE_CHECKPOINT",
     "SETTLE_JOBS",
     "SUBMIT_JOB",
@@ -33,6 +38,7 @@ Q = TypeVar("Q", bound=Message)
 A = TypeVar("A", bound=Message)
 
 _JOBS = "/leasekeeper.v1.JobService/"
+_LOCKS = "/leasekeeper.v1.LockService/"
 _WORK = "/leasekeeper.v1.WorkerService/"
 
 
@@ -65,3 +71,7 @@ SETTLE_JOBS = Method(_WORK + "SettleJobs", work_pb.SettleJobsRequest, work_pb.Se
 SAVE_CHECKPOINT = Method(
     _WORK + "SaveCheckpoint", work_pb.SaveCheckpointRequest, work_pb.SaveCheckpointResponse, True
 )
+ACQUIRE_LOCK = Method(_LOCKS + "AcquireLock", lock_pb.AcquireLockRequest, lock_pb.AcquireLockResponse, True)
+RELEASE_LOCK = Method(_LOCKS + "ReleaseLock", lock_pb.ReleaseLockRequest, lock_pb.ReleaseLockResponse, True)
+CHECK_TOKEN = Method(_LOCKS + "CheckToken", lock_pb.CheckTokenRequest, lock_pb.CheckTokenResponse, False)
+OBSERVE_LOCK = Method(_LOCKS + "ObserveLock", lock_pb.ObserveLockRequest, lock_pb.ObserveLockResponse, False)

@@ -1,0 +1,333 @@
+"""What both lock clients share: one session with its beat thread, and the calls that take locks.
+
+Lives on one event loop. A lock is listed in the beats from before it is asked for until its release was
+answered, so that neither a lost answer nor a caller that went away leaves anything behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from worker_sdk._claims import BeatEffects, HeldClaim
+from worker_sdk._lock_book import ListedLock, LockBook, LockHold, LockPhase
+from worker_sdk._machine import backoff_delay
+from worker_sdk._seams import Seams
+from worker_sdk._session import Session
+from worker_sdk._transport.channel import CoordinatorChannel, repeatable
+from worker_sdk._transport.lock_calls import LockCalls
+from worker_sdk._work import Command, OpenedSession
+from worker_sdk.config import ConnectionConfig, WorkerConfig
+from worker_sdk.errors import (
+    ClientClosed,
+    DeadlineExceeded,
+    ForkedProcess,
+    LeasekeeperError,
+    LockHeld,
+    LockLost,
+    RequestError,
+    SessionNotFound,
+    Unavailable,
+)
+
+__all__ = ["LockEngine", "LockWish"]
+
+_log = logging.getLogger("worker_sdk.locks")
+
+_LONGEST_WAIT = 30.0
+"""One call waits at most so long (AcquireLock's limit, seconds)."""
+
+_OVERLAP = 5.0
+"""So many seconds before a call's wait ends, the next one takes over its place in the line."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LockWish:
+    """What a caller wants; ``wait`` in seconds, 0: try once, None: for ever; ``mode`` as on the wire."""
+
+    names: tuple[str, ...]
+    mode: int
+    permits: int
+    value: bytes
+    wait: float | None
+
+
+class LockEngine:
+    """Takes and gives back locks, and keeps their session.
+
+    Args:
+        connection: where the coordinators are.
+        config: TTL, identity and labels of the session.
+        seams: clock, randomness, ids.
+    """
+
+    def __init__(self, connection: ConnectionConfig, config: WorkerConfig, seams: Seams) -> None:
+        self._connection = connection
+        self._config = config
+        self._seams = seams
+        self._pid = os.getpid()
+        self._channel = CoordinatorChannel(connection, seams)
+        self._calls = LockCalls(self._channel, connection.namespace)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._closed = False
+        self._begin()
+
+    @property
+    def calls(self) -> LockCalls:
+        """Calls that need no session."""
+        return self._calls
+
+    def _begin(self) -> None:
+        self._book = LockBook()
+        self._session: Session[ListedLock] | None = None
+        self._current: tuple[int, str] | None = None
+        self._changed = asyncio.Event()
+        self._failure: Exception | None = None
+
+    # What the session tells; always on the loop.
+
+    def session_opened(self, generation: int, opened: OpenedSession) -> None:
+        """Locks may be asked for."""
+        self._current = (generation, opened.session_id)
+        self._changed.set()
+
+    def session_ended(self, lost: list[HeldClaim]) -> None:
+        """All locks are lost, and know it; another session will be opened."""
+        self._current = None
+        self._changed.clear()
+
+    def beat_answered(self, effects: BeatEffects) -> None:
+        """Nothing to do: holders wait on latches."""
+
+    def commanded(self, command: Command) -> None:
+        """Commands are for workers, who claim jobs; whoever holds locks decides himself."""
+
+    def session_failed(self, error: Exception) -> None:
+        """No session can be had: whoever asks is told."""
+        self._failure = error
+        self._changed.set()
+
+    # Taking.
+
+    async def _opened(self, deadline: float) -> tuple[int, str]:
+        """Return generation and id of the session, opening one if there is none."""
+        if self._closed:
+            raise ClientClosed("it was closed")
+        self._channel.check()
+        loop = asyncio.get_running_loop()
+        if self._loop is not loop:
+            # A second asyncio.run of the same process: what belonged to the first loop has ended with it.
+            self._begin()
+            self._loop = loop
+        if self._session is None:
+            self._session = Session(self._connection, self._config, self._book, self, lambda: 0, self._seams)
+            self._session.start()
+        try:
+            async with asyncio.timeout(max(0.001, deadline - self._seams.now())):
+                await self._changed.wait()
+        except TimeoutError:
+            raise Unavailable("no session could be opened in time") from None
+        if self._failure is not None:
+            raise self._failure
+        if self._current is None:
+            raise ClientClosed("it was closed")
+        return self._current
+
+    async def acquire(self, wish: LockWish) -> LockHold:
+        """Take locks, all or none; what comes back may be used at once.
+
+        Raises:
+            LockHeld: not within the wait. LockLost: taken away before it could be used.
+            LeasekeeperError: any other refusal; nothing is left behind.
+        """
+        seams = self._seams
+        begun = seams.now()
+        call_timeout = self._connection.timeouts.call
+        until = float("inf") if wish.wait is None else begun + wish.wait
+        generation, session_id = await self._opened(max(until, begun + call_timeout))
+        hold = self._book.ask(generation, seams.identifier(), wish.names)
+        if hold is None:
+            raise SessionNotFound("the session ended while the lock was asked for")
+        try:
+            tokens = await self._tokens(hold, session_id, wish, until)
+            if not self._book.owned(hold, tokens, seams.now()):
+                await self._covered(hold, call_timeout)
+            if hold.lost.is_set():
+                raise lock_lost(hold)
+        except Unavailable:
+            if hold.tokens and self._book.releasing(hold):
+                # Owned, and not confirmed by any beat.
+                await self._release(hold, session_id)
+            raise
+        finally:
+            # From then on the beats leave it out: whatever still stands is taken away.
+            if hold.phase is not LockPhase.HELD:
+                self._book.forget(hold)
+        return hold
+
+    async def _covered(self, hold: LockHold, timeout: float) -> None:
+        """Wait until a confirmed beat vouches for the locks, or they are lost."""
+        assert self._session is not None
+        self._session.hurry()
+        try:
+            async with asyncio.timeout(timeout):
+                await hold.decided.wait()
+        except TimeoutError:
+            raise Unavailable("no beat could confirm the lock in time") from None
+
+    async def _tokens(
+        self, hold: LockHold, session_id: str, wish: LockWish, until: float
+    ) -> Mapping[str, int]:
+        """Ask, again where that may help, and keep the place in the line from one call to the next.
+
+        A call of the same request takes the place over, so that the one before leaves it alone when its own
+        wait is over.
+        """
+        before: list[asyncio.Task[Mapping[str, int]]] = []
+        failures = 0
+        give_up = max(until, self._seams.now() + self._connection.timeouts.call)
+        try:
+            while True:
+                left = max(0.0, until - self._seams.now())
+                task = asyncio.create_task(self._ask(hold, session_id, wish, min(left, _LONGEST_WAIT)))
+                before = [*(one for one in before if not one.done()), task]
+                if left > _LONGEST_WAIT:
+                    await asyncio.wait([task], timeout=_LONGEST_WAIT - _OVERLAP)
+                    if not task.done():
+                        continue
+                try:
+                    return await asyncio.shield(task)
+                except (RequestError, DeadlineExceeded) as error:
+                    if not repeatable(error) and not (isinstance(error, LockHeld) and left > _LONGEST_WAIT):
+                        raise
+                    failures += 1
+                    pause = self._pause(failures, error)
+                    if hold.lost.is_set() or self._seams.now() + pause >= give_up:
+                        raise
+                await self._seams.sleep(pause)
+        finally:
+            for task in before:
+                task.cancel()
+            await asyncio.gather(*before, return_exceptions=True)
+
+    async def _ask(self, hold: LockHold, session_id: str, wish: LockWish, wait: float) -> Mapping[str, int]:
+        return await self._calls.acquire(
+            request_id=hold.request_id,
+            session_id=session_id,
+            names=wish.names,
+            mode=wish.mode,
+            permits=wish.permits,
+            value=wish.value,
+            wait=wait,
+            timeout=None if wait > 0 else self._connection.timeouts.attempt,
+        )
+
+    def _pause(self, failures: int, error: LeasekeeperError) -> float:
+        retry = self._connection.retry
+        pause = backoff_delay(
+            failures,
+            initial=retry.initial,
+            maximum=retry.maximum,
+            multiplier=retry.multiplier,
+            jitter=retry.jitter,
+            fraction=self._seams.fraction(),
+        )
+        return max(pause, getattr(error, "retry_after", None) or 0.0)
+
+    # Holding.
+
+    def check_process(self) -> None:
+        """Return if this is the process that made it.
+
+        Raises:
+            ForkedProcess: a forked child holds no lock.
+        """
+        if os.getpid() != self._pid:
+            raise ForkedProcess("a forked child holds no lock: only its parent may act for it")
+
+    def lost_now(self, hold: LockHold) -> bool:
+        """Return whether the hold is lost, by what was heard or by the clock alone; from any thread.
+
+        Raises:
+            ForkedProcess: a forked child holds no lock.
+        """
+        self.check_process()
+        return hold.lost.is_set() or self._book.lost_now(hold, self._seams.now())
+
+    # Giving back.
+
+    async def release(self, hold: LockHold) -> None:
+        """Give locks back.
+
+        Raises:
+            LockLost: one of them was lost before: somebody else may have owned it meanwhile.
+        """
+        late = self.lost_now(hold)
+        if hold.phase is LockPhase.LOST or not self._book.releasing(hold):
+            self._book.forget(hold)
+            raise lock_lost(hold)
+        try:
+            current = self._current
+            if current is None or current[0] != hold.generation:
+                raise lock_lost(hold)
+            await self._release(hold, current[1])
+        finally:
+            self._book.forget(hold)
+        if late:
+            raise lock_lost(hold)
+
+    async def _release(self, hold: LockHold, session_id: str) -> None:
+        request_id = self._seams.identifier()
+        timeouts = self._connection.timeouts
+        deadline = self._seams.now() + timeouts.call
+        failures = 0
+        while True:
+            try:
+                await self._calls.release(
+                    request_id=request_id,
+                    session_id=session_id,
+                    tokens=hold.tokens,
+                    repeat=failures > 0,
+                    timeout=max(0.001, min(timeouts.attempt, deadline - self._seams.now())),
+                )
+            except SessionNotFound:
+                raise lock_lost(hold) from None
+            except LeasekeeperError as error:
+                failures += 1
+                pause = self._pause(failures, error)
+                if not repeatable(error):
+                    raise
+                if self._seams.now() + pause >= deadline:
+                    # The work is done and was covered; the beats leave the lock out, and that gives it back.
+                    _log.warning("locks %s go back with a beat, giving back failed: %s", hold.names, error)
+                    return
+            else:
+                return
+            await self._seams.sleep(pause)
+
+    async def close(self) -> None:
+        """End the session, and with it every lock that is still held. Repeating it does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        if os.getpid() == self._pid and self._loop is asyncio.get_running_loop():
+            if self._session is not None:
+                await self._session.close(self._connection.timeouts.close)
+            self._book.lose_all()
+            self._current = None
+            self._changed.set()
+        await self._channel.close()
+
+
+def lock_lost(hold: LockHold) -> LockLost:
+    """Return the error of a hold that is lost."""
+    names = ", ".join(repr(name) for name in hold.names)
+    token = max(hold.tokens.values(), default=0)
+    return LockLost(
+        f"lock {names} is lost: somebody else may own it",
+        reason="LOCK_LOST",
+        metadata={"name": hold.names[0], "held": str(token), "current": "0"},
+    )
