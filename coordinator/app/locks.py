@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from coordinator.app.foundation import Foundation
+from coordinator.app.readings import lock_readings
 from coordinator.rpc.limits import CallLimits
 from coordinator.rpc.lock_servicer import LockServicer, LockUseCases
 from coordinator.services.contention import Contention, ContentionConfig
@@ -41,6 +42,7 @@ def compose_locks(base: Foundation, holders: Holders, limits: CallLimits) -> Loc
     # Those who wait for a lock stand in its line in the store: none of its tries is kept for them.
     contention = Contention(clock, ContentionConfig(), has_line=lambda one: False)
     cleanup = LockCleanup(store.locks, lines, clock)
+    base.metrics.expose(lock_readings(lines, cleanup, contention))
     acquisition = LockAcquisition(
         store.locks,
         store.sessions,

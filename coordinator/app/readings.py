@@ -10,12 +10,15 @@ from coordinator.etcd.store import EtcdStore
 from coordinator.observability.metrics import Reading
 from coordinator.observability.webhook import Webhook
 from coordinator.services.circuits import Circuits
+from coordinator.services.contention import Contention
 from coordinator.services.dispatch import Dispatch
 from coordinator.services.index import Index
 from coordinator.services.late_calls import LateCalls
+from coordinator.services.lock_cleanup import LockCleanup
+from coordinator.services.lock_lines import LockLines
 from coordinator.services.notices import NoticeHub
 
-__all__ = ["notice_readings", "service_readings", "store_readings"]
+__all__ = ["lock_readings", "notice_readings", "service_readings", "store_readings"]
 
 _COMMITTED: Final = ("ops", "conflicts", "resent_ops", "expired", "rebuilt")
 _TXNS: Final = ("txns", "refused", "unknown", "epoch_mismatches")
@@ -171,5 +174,24 @@ def service_readings(
             name="late_calls_dropped",
             help="Calls of lost attempts that were refused, and not looked up for want of room or of etcd.",
             read=lambda: late.dropped,
+        ),
+    ]
+
+
+def lock_readings(lines: LockLines, cleanup: LockCleanup, contention: Contention) -> Sequence[Reading]:
+    """Of named locks."""
+    return [
+        Reading(
+            name="locks_waiting", help="Calls that wait for a lock.", read=lambda: lines.waiting, grows=False
+        ),
+        Reading(
+            name="locks_left_removed",
+            help="Entries taken out of the lines of locks behind calls that gave up or went away.",
+            read=lambda: cleanup.removed,
+        ),
+        Reading(
+            name="locks_throttled",
+            help="Tries for a lock that were refused without asking etcd.",
+            read=lambda: contention.throttled,
         ),
     ]

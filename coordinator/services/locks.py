@@ -279,20 +279,24 @@ class Locks:
         """The lock as it stands, then at every change of its owners; states in between may be left out.
 
         Raises:
-            RequestError: TOO_MANY_REQUESTS (too many observe), DRAINING, NOT_READY, ETCD_UNAVAILABLE.
+            RequestError: TOO_MANY_REQUESTS (too many observe), DRAINING, NOT_READY (also when the epoch is
+                raised), ETCD_UNAVAILABLE.
         """
         with self._observing(namespace, name) as moved:
             deadline = self._clock.monotonic() + self._config.commit_timeout
             await self._feeds.ensure(namespace, deadline=deadline)
             read = await self._read(namespace, [name], deadline)
             self._lines.looked(namespace, name, read.entries[name], read.revision)
-            view = LockView(name, line_of(read.entries[name]), read.revision)
+            view, epoch = LockView(name, line_of(read.entries[name]), read.revision), self._present.epoch
             yield view
             while True:
                 await moved.wait()
                 moved.clear()
                 if self._draining:
                     raise draining()
+                if self._present.epoch != epoch:
+                    # After a restore revisions begin again lower, and what follows looks like the past.
+                    raise RequestError(Reason.NOT_READY, "the epoch was raised; observe again")
                 line, revision = self._lines.told(namespace, name), self._lines.known_to(namespace, name)
                 if revision >= view.revision and _owners(line.owners) != _owners(view.owners):
                     view = LockView(name, line, revision)

@@ -9,7 +9,14 @@ from typing import Any, cast
 
 import pytest
 
-from coordinator.app.readings import _COMMITTED, _TXNS, notice_readings, service_readings, store_readings
+from coordinator.app.readings import (
+    _COMMITTED,
+    _TXNS,
+    lock_readings,
+    notice_readings,
+    service_readings,
+    store_readings,
+)
 from coordinator.core.notice import NoticeKind
 from coordinator.etcd.commit_config import CommitterStats
 from coordinator.observability.metrics import Metrics
@@ -40,6 +47,7 @@ def test_the_metrics_on_the_page_are_those_that_are_served() -> None:
             *store_readings(cast("Any", type("Store", (), {"gauge": nothing})())),
             *notice_readings(nothing, nothing),
             *service_readings(nothing, nothing, nothing, nothing),
+            *lock_readings(nothing, nothing, nothing),
         ]
     )
     described = {

@@ -245,3 +245,11 @@ def test_beats_that_arrive_late_or_lie_about_time_make_nobody_hang(
     for now, sent_ms in ((0.0, 0), (60.0, 1), (60.1, 2), (60.2, 4_000)):
         holders.beaten(NS, beat(1, held(10, 1), sent_ms=sent_ms), ttl_ms=60_000, now=now, now_ms=0)
     assert notices.notices == []
+
+
+def test_locks_count_among_the_keys_of_a_session(holders: Holders) -> None:
+    holders.claimed(NS, "j1", claim_at(5), None)
+    holders.locks_held_by = lambda namespace, session_id: 7 if (namespace, session_id) == (NS, S) else 0
+
+    assert holders.held_by(NS, S) == 8
+    assert holders.held_by(NS, "00000000000000b2") == 0

@@ -201,3 +201,13 @@ async def test_observers_see_the_owners_and_each_change(one: LockCoordinator) ->
     with pytest.raises(RequestError) as caught:
         await following
     assert caught.value.reason is Reason.DRAINING
+
+
+async def test_a_raised_epoch_ends_the_observers(one: LockCoordinator) -> None:
+    views = one.locks.observe(NS, "l")
+    await anext(views)
+    one.present.epoch += 1
+    await one.take("l", session=A)
+    with pytest.raises(RequestError) as caught:
+        await anext(views)
+    assert caught.value.reason is Reason.NOT_READY
