@@ -11,7 +11,7 @@ from typing import Any
 import grpc
 import pytest
 
-from coordinator.core.job import JobState
+from coordinator.core.job import AttemptOutcome, JobState
 from coordinator.embedded.etcd_process import EtcdProcess
 from leasekeeper.v1 import types_pb2 as types
 from tests.fault.support.calls import Calls, Refused, available, told
@@ -159,3 +159,36 @@ async def test_twenty_cancels_at_once_are_answered_alike(calls: Calls, court: Co
     assert last.state == types.JOB_STATE_CANCELLED
     judgement = await court.judge(submitted=["ended", "running", "waiting"])
     assert judgement.states == {"CANCELLED": 2, "SUCCEEDED": 1}
+
+
+@pytest.mark.slow
+async def test_a_handler_that_swallows_its_cancellation_loses_its_job_after_the_grace(
+    own_etcd: EtcdProcess, own_court: Court, namespace: str, tmp_path: Path
+) -> None:
+    """Fault case 077: its claim is taken away; what it says when it ends at last changes nothing."""
+    settings = {"RECONCILER__CANCEL_GRACE_S": "2"}
+    told_ = {"sink": own_court.sink.path, "queues": {"work": 2}, "ttl": TTL, "gates": tmp_path}
+    async with (
+        Coordinator(own_etcd.endpoints, tmp_path, settings=settings) as coordinator,
+        Calls(coordinator.endpoint, namespace) as calls,
+        WorkerProcess(coordinator.endpoint, namespace, tmp_path, name="w1", **told_) as worker,
+    ):
+        await calls.submit("j1", {"wrong": "swallow"}, unique_key="k")
+        await eventually(lambda: own_court.read().starts, timeout=10, what="the handler began")
+        assert (await calls.cancel("j1")).state == types.JOB_STATE_RUNNING
+        jobs = await own_court.ended(["j1"], timeout=20)
+        await calls.submit("j2", unique_key="k")
+        await own_court.ended(["j2"], timeout=20)
+        (tmp_path / "let-go").touch()
+        await eventually(
+            lambda: "j1" in worker.log.rpartition("worker ready")[2],
+            timeout=20,
+            what="the end of the handler",
+        )
+        assert worker.running
+
+    assert jobs["j1"].state is JobState.CANCELLED
+    assert [one.outcome for one in jobs["j1"].attempts] == [AttemptOutcome.CANCELLED]
+    judgement = await own_court.judge(submitted=["j1", "j2"])
+    assert judgement.jobs["j1"] == jobs["j1"]
+    assert [start.job for start in own_court.read().starts] == ["j1", "j2"]
