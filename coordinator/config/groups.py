@@ -1,32 +1,14 @@
-"""Settings of the coordinator: where they come from, and whether they can work together.
-
-A flag counts before the environment, the environment before the file, the file before the defaults. A
-variable is named LEASEKEEPER_<GROUP>__<SETTING> (``LEASEKEEPER_ETCD__ENDPOINTS``); the file is TOML with
-one table per group. Unknown keys are refused. Variables without ``__`` are not settings: orchestrators make
-such names themselves (Kubernetes puts LEASEKEEPER_PORT into every pod beside a service called leasekeeper).
-
-Names end in their unit: ``_s`` seconds, ``_bytes``; shares are fractions of the quota.
-"""
+"""The settings, group by group."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal
+from typing import ClassVar, Final, Literal
 
-from pydantic import ConfigDict, ValidationError
-from pydantic_settings import (
-    BaseSettings,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    SettingsError,
-    TomlConfigSettingsSource,
-)
+from pydantic import ConfigDict
 
 from coordinator.core.notice import NoticeKind
-from coordinator.errors import ConfigError
 
 __all__ = [
     "AdminSettings",
@@ -40,15 +22,9 @@ __all__ = [
     "SessionSettings",
     "Settings",
     "StorageSettings",
-    "check_settings",
-    "load_settings",
 ]
 
-_PREFIX: Final = "LEASEKEEPER_"
-_LOOPBACK: Final = ("127.", "localhost", "[::1]", "unix:")
 _STRICT: Final = ConfigDict(extra="forbid")
-_SHORTEST_SECRET: Final = 16
-"""Characters of the webhook's secret."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,197 +289,3 @@ class Settings:
     admin: AdminSettings = field(default_factory=AdminSettings)
     notices: NoticeSettings = field(default_factory=NoticeSettings)
     log: LogSettings = field(default_factory=LogSettings)
-
-
-class _Sources(BaseSettings):
-    """Reads and types the groups; what comes out is plain dataclasses."""
-
-    model_config = SettingsConfigDict(env_prefix=_PREFIX, env_nested_delimiter="__", extra="forbid")
-    toml_path: ClassVar[Path | None] = None
-
-    server: ServerSettings = field(default_factory=ServerSettings)
-    etcd: EtcdSettings = field(default_factory=EtcdSettings)
-    sessions: SessionSettings = field(default_factory=SessionSettings)
-    storage: StorageSettings = field(default_factory=StorageSettings)
-    reconciler: ReconcilerSettings = field(default_factory=ReconcilerSettings)
-    circuits: CircuitSettings = field(default_factory=CircuitSettings)
-    auth: AuthSettings = field(default_factory=AuthSettings)
-    admin: AdminSettings = field(default_factory=AdminSettings)
-    notices: NoticeSettings = field(default_factory=NoticeSettings)
-    log: LogSettings = field(default_factory=LogSettings)
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Flags, environment, file: no dotenv, no secrets folder."""
-        sources = [init_settings, env_settings]
-        if cls.toml_path is not None:
-            sources.append(TomlConfigSettingsSource(settings_cls, cls.toml_path))
-        return tuple(sources)
-
-
-def load_settings(path: Path | None = None, flags: Mapping[str, Mapping[str, Any]] | None = None) -> Settings:
-    """Read, type and check all settings.
-
-    Args:
-        path: the TOML file, None for none.
-        flags: group to settings that were given on the command line.
-
-    Raises:
-        ConfigError: what is wrong, by the names of the settings.
-    """
-    _refuse_unknown_variables()
-    if path is not None and not path.is_file():
-        raise ConfigError(f"the settings file {path} does not exist")
-    sources = type("_Sources", (_Sources,), {"toml_path": path})
-    try:
-        read = sources(**{group: dict(values) for group, values in (flags or {}).items()})
-    except ValidationError as error:
-        lines = [f"{_place(line['loc'])}: {_words(line)}" for line in error.errors()]
-        raise ConfigError("; ".join(lines)) from error
-    except (SettingsError, ValueError) as error:
-        raise ConfigError(f"the settings cannot be read: {error}") from error
-    settings = Settings(**{part.name: getattr(read, part.name) for part in fields(Settings)})
-    check_settings(settings)
-    return settings
-
-
-def _place(location: tuple[int | str, ...]) -> str:
-    return ".".join(str(part) for part in location)
-
-
-def _words(line: Any) -> str:
-    if line["type"] in {"extra_forbidden", "unexpected_keyword_argument"}:
-        return "there is no such setting"
-    return f"{line['msg']} (is {line['input']!r})"
-
-
-def _refuse_unknown_variables() -> None:
-    groups = {part.name for part in fields(Settings)}
-    for name in os.environ:
-        if name.startswith(_PREFIX) and "__" in name:
-            group = name.removeprefix(_PREFIX).partition("__")[0].lower()
-            if group not in groups:
-                raise ConfigError(f"{name}: there is no group {group!r}; groups are {sorted(groups)}")
-
-
-def check_settings(settings: Settings) -> None:
-    """Whether the settings can work together.
-
-    Raises:
-        ConfigError: every relation that does not hold, with both numbers.
-    """
-    wrong = [*_numbers(settings), *_relations(settings), *_files(settings), *_notices(settings.notices)]
-    if wrong:
-        raise ConfigError("; ".join(wrong))
-
-
-def _numbers(settings: Settings) -> list[str]:
-    wrong = []
-    for part in fields(Settings):
-        group = getattr(settings, part.name)
-        for setting in fields(group):
-            value = getattr(group, setting.name)
-            if type(value) in (int, float) and not 0 < value < 1e15:
-                wrong.append(f"{part.name}.{setting.name} ({value:g}) must be greater than 0 and finite")
-    return wrong
-
-
-_Bound = str | tuple[str, float]
-_AT_MOST: Final[tuple[tuple[_Bound, _Bound], ...]] = (
-    (("the 2 s that etcd grants at least", 2), "sessions.ttl_min_s"),
-    ("sessions.ttl_min_s", "sessions.ttl_default_s"),
-    ("sessions.ttl_default_s", "sessions.ttl_max_s"),
-    ("sessions.ttl_max_s", ("a day", 86_400)),
-    ("sessions.heartbeat_max_s", ("a third of an hour", 1_200)),
-    ("etcd.request_timeout_s", "server.unary_timeout_s"),
-    ("etcd.request_timeout_s", "sessions.ttl_default_s"),
-    ("etcd.request_timeout_s", "server.grace_s"),
-    (("the least that a Txn needs", 16), "etcd.max_txn_ops"),
-    ("server.wait_max_s", ("the 30 s of the contract", 30)),
-    ("storage.compact_in_use", "storage.stop_in_use"),
-    ("storage.notice_allocated", "storage.stop_allocated"),
-    ("storage.stop_in_use", ("the whole quota", 1)),
-    ("storage.stop_allocated", ("the whole quota", 1)),
-    (("the 30 s that watches need", 30), "storage.history_s"),
-    (("the 60 s that a retention bucket is open", 60), "storage.retention_s"),
-    ("sessions.ttl_default_s", "reconciler.orphan_after_s"),
-    ("reconciler.cancel_grace_s", "reconciler.stuck_after_s"),
-    (("a second", 1), "circuits.window_s"),
-    ("circuits.failure_ratio", ("all", 1)),
-    ("circuits.loss_ratio", ("all", 1)),
-    ("circuits.first_pause_s", "circuits.longest_pause_s"),
-    ("circuits.min_lost_sessions", ("the sessions that are remembered", 64)),
-)
-"""What must be at most what: settings by name, or fixed numbers with a name."""
-
-
-def _relations(settings: Settings) -> list[str]:
-    def number(bound: _Bound) -> tuple[str, float]:
-        if not isinstance(bound, str):
-            return bound
-        group, name = bound.split(".")
-        return bound, getattr(getattr(settings, group), name)
-
-    pairs = [(number(low), number(high)) for low, high in _AT_MOST]
-    return [
-        f"{left} ({low:g}) must be at most {right} ({high:g})"
-        for (left, low), (right, high) in pairs
-        if low > high
-    ]
-
-
-def _files(settings: Settings) -> list[str]:
-    server, etcd, auth = settings.server, settings.etcd, settings.auth
-    wrong = []
-    if (server.tls_cert is None) != (server.tls_key is None):
-        wrong.append("server.tls_cert and server.tls_key must be given together")
-    if server.tls_client_ca is not None and server.tls_cert is None:
-        wrong.append("server.tls_client_ca needs server.tls_cert and server.tls_key")
-    if (etcd.tls_cert is None) != (etcd.tls_key is None):
-        wrong.append("etcd.tls_cert and etcd.tls_key must be given together")
-    if etcd.tls_cert is not None and etcd.tls_ca is None:
-        wrong.append("etcd.tls_cert needs etcd.tls_ca")
-    if bool(etcd.user) != bool(etcd.password):
-        wrong.append("etcd.user and etcd.password must be given together")
-    if not etcd.endpoint_list:
-        wrong.append("etcd.endpoints must name at least one host:port")
-    for name, path in (
-        ("server.tls_cert", server.tls_cert),
-        ("server.tls_key", server.tls_key),
-        ("server.tls_client_ca", server.tls_client_ca),
-        ("etcd.tls_ca", etcd.tls_ca),
-        ("etcd.tls_cert", etcd.tls_cert),
-        ("etcd.tls_key", etcd.tls_key),
-        ("auth.tokens_file", auth.tokens_file),
-    ):
-        if path is not None and not path.is_file():
-            wrong.append(f"{name}: there is no file {path}")
-    in_the_clear = auth.tokens_file is not None and server.tls_cert is None and not auth.allow_plaintext
-    for name, listen in (("server.listen", server.listen), ("reconciler.listen", settings.reconciler.listen)):
-        if in_the_clear and not listen.startswith(_LOOPBACK):
-            wrong.append(
-                f"auth.tokens_file needs TLS, because {name} ({listen}) is not local:"
-                " set server.tls_cert, or auth.allow_plaintext where something else encrypts"
-            )
-    return wrong
-
-
-def _notices(notices: NoticeSettings) -> list[str]:
-    wrong = []
-    try:
-        _ = notices.kinds
-    except KeyError as error:
-        names = ", ".join(kind.name for kind in NoticeKind)
-        wrong.append(f"notices.webhook_kinds: there is no kind {error.args[0]}; there are {names}")
-    if not notices.webhook_url:
-        return wrong
-    if len(notices.webhook_secret) < _SHORTEST_SECRET:
-        wrong.append(f"notices.webhook_url needs a notices.webhook_secret of {_SHORTEST_SECRET} or more")
-    return wrong
