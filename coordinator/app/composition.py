@@ -36,6 +36,8 @@ from coordinator.services.late_calls import LateCalls
 from coordinator.services.queries import Queries
 from coordinator.services.queue_stats import QueueStats
 from coordinator.services.redelivery import Redelivery
+from coordinator.services.redrive import Redrive
+from coordinator.services.retrying import Retrying
 from coordinator.services.sessions import SessionConfig, Sessions
 from coordinator.services.settlement import SettlementService
 from coordinator.services.submission import Submission
@@ -128,6 +130,7 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
         locks=locks.delivery,
     )
     queries = Queries(store.jobs, holders)
+    retrying = Retrying(store.jobs, holders, store.gauge, clock)
     subscription = Subscription(
         store.jobs, queries, clock, SubscriptionConfig(max_wait_s=settings.server.wait_max_s)
     )
@@ -135,6 +138,8 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
         JobUseCases(
             submission=Submission(store.jobs, store.namespaces, store.gauge, clock, entropy),
             changes=JobChanges(store.jobs, holders, clock),
+            retrying=retrying,
+            redrive=Redrive(store.jobs, retrying, store.gauge, clock),
             queries=queries,
             subscription=subscription,
         ),

@@ -78,6 +78,7 @@ _SCHEDULED: Final = JobState.SCHEDULED
 _PENDING: Final = JobState.PENDING
 _RUNNING: Final = JobState.RUNNING
 _ATTEMPT_RUNS: Final = AttemptOutcome.RUNNING
+_FAILURES: Final = frozenset({AttemptOutcome.FAILED, AttemptOutcome.TIMED_OUT})
 
 
 @quick
@@ -243,6 +244,11 @@ class Job:
     def current(self) -> Attempt | None:
         """The attempt under way."""
         return self.attempts[-1] if self.state is _RUNNING and self.attempts else None
+
+    @property
+    def last_failed(self) -> Attempt | None:
+        """The last remembered attempt that failed or timed out; what was given back or lost is no failure."""
+        return next((one for one in reversed(self.attempts) if one.outcome in _FAILURES), None)
 
     def attempt_with(self, token: int) -> Attempt | None:
         """The remembered attempt that ended under ``token``; 0 is nobody's, though lost ones may carry it."""

@@ -204,14 +204,15 @@ class JobReader:
                         jobs.append(stored)
                 if not left:
                     if found.more or last != (found.kvs[-1].key[prefix:] if found.kvs else b""):
-                        return JobPage(tuple(jobs), encode_cursor(shard + offset, last))
+                        return JobPage(tuple(jobs), encode_cursor(shard + offset, last), limit)
                     following = shard + offset + 1
-                    return JobPage(tuple(jobs), encode_cursor(following, b"") if following < SHARDS else "")
+                    after_it = encode_cursor(following, b"") if following < SHARDS else ""
+                    return JobPage(tuple(jobs), after_it, limit)
             shard, after = shard + fan, b""
             # Dense shards are read one by one, sparse ones many at a time.
             seen = before - left
             fan = min(_MAX_FAN, max(1, left * fan // seen)) if seen else min(_MAX_FAN, 2 * fan)
-        return JobPage(tuple(jobs), "")
+        return JobPage(tuple(jobs), "", limit - left)
 
     async def _ranges(self, spans: Sequence[KeyRange], limit: int, deadline: float) -> list[RangeResponse]:
         request = wire.txn((), [wire.get(span.start, span.end, limit) for span in spans], ())

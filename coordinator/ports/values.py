@@ -167,10 +167,11 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class JobPage:
-    """A page of a listing. ``cursor`` is opaque, empty at the end."""
+    """A page of a listing. ``cursor`` is opaque, empty at the end; ``examined``: records looked at."""
 
     jobs: tuple[Stored, ...]
     cursor: str
+    examined: int
 
 
 @dataclass(frozen=True, slots=True)

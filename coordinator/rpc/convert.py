@@ -10,7 +10,7 @@ from __future__ import annotations
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from coordinator.core.job import Attempt, AttemptOutcome, Claim, Job, JobState, Progress
+from coordinator.core.job import Attempt, Claim, Job, JobState, Progress, Rollback
 from coordinator.core.rank import DEFAULT_PRIORITY
 from coordinator.core.retry import RetryPolicy
 from coordinator.errors import RequestError
@@ -18,11 +18,20 @@ from coordinator.ports import Stored
 from coordinator.rpc import limits
 from coordinator.rpc.field_checks import duration_ms, timestamp_ms
 from coordinator.rpc.status import to_status
-from coordinator.services.api import JobFilter, JobView, NewJob, SubmitOutcome, WatchedJob
+from coordinator.services.api import (
+    JobFilter,
+    JobView,
+    NewJob,
+    Redriven,
+    RedriveQuery,
+    SubmitOutcome,
+    WatchedJob,
+)
 from leasekeeper.v1 import job_service_pb2 as pb
 from leasekeeper.v1 import types_pb2 as types
 
 __all__ = [
+    "attempts_response",
     "cut_text",
     "duration",
     "etag",
@@ -33,6 +42,8 @@ __all__ = [
     "new_job",
     "optional_ms",
     "progress_of",
+    "redrive_query",
+    "redrive_response",
     "submit_response",
     "submit_result",
     "timestamp",
@@ -125,6 +136,17 @@ def new_job(spec: types.JobSpec, item: int = 0) -> NewJob:
         heartbeat_timeout_ms=duration_ms(spec.heartbeat_timeout) if has("heartbeat_timeout") else 0,
         retry=_retry(spec.retry_policy) if has("retry_policy") else _DEFAULT_RETRY,
         unique_key=spec.unique_key,
+        rollback=_rollback(spec.rollback) if has("rollback") else None,
+    )
+
+
+def _rollback(rollback: types.RollbackJob) -> Rollback:
+    return Rollback(
+        queue=rollback.queue,
+        type=rollback.type,
+        payload=rollback.payload,
+        content_type=rollback.content_type,
+        priority=rollback.priority,
     )
 
 
@@ -159,6 +181,47 @@ def list_filter(request: pb.ListJobsRequest) -> JobFilter:
         queue=request.queue,
         type=request.type,
         labels=dict(request.labels),
+    )
+
+
+def redrive_query(request: pb.RedriveJobsRequest) -> RedriveQuery:
+    """What RedriveJobs asks for."""
+    return RedriveQuery(
+        states=frozenset(map(JobState, request.states)),
+        queue=request.queue,
+        type=request.type,
+        labels=dict(request.labels),
+        failure_type=request.failure_type,
+        settled_before_ms=optional_ms(request.settled_before, request.HasField("settled_before")),
+        max_jobs=request.max_jobs or limits.DEFAULT_REDRIVEN_JOBS,
+        jobs_per_second=request.jobs_per_second or limits.DEFAULT_REDRIVEN_JOBS,
+        validate_only=request.validate_only,
+        request_id=request.request_id,
+        cursor=request.page_token,
+    )
+
+
+def redrive_response(done: Redriven) -> pb.RedriveJobsResponse:
+    """RedriveJobs' answer."""
+    return pb.RedriveJobsResponse(
+        job_ids=done.job_ids,
+        failures=[
+            pb.RedriveFailure(job_id=job_id, error=to_status(error)) for job_id, error in done.failures
+        ],
+        examined=done.examined,
+        next_page_token=done.cursor,
+    )
+
+
+def attempts_response(view: JobView) -> pb.ListAttemptsResponse:
+    """ListAttempts' answer."""
+    job = view.stored.job
+    return pb.ListAttemptsResponse(
+        attempts=[_attempt(attempt, view.claim) for attempt in job.attempts],
+        total=job.attempt,
+        failures=job.failures,
+        lease_losses=job.lease_losses,
+        uncharged=job.uncharged,
     )
 
 
@@ -218,6 +281,7 @@ def viewed_job(view: JobView) -> types.Job:
         settle_time=timestamp(job.settle_ms),
         rank_time=timestamp(job.rank.ms),
         end_reason=job.end_reason,
+        rollback_job_id=job.rollback_job,
     )
     message.attempts.extend(_attempt(attempt, claim) for attempt in job.attempts)
     return message
@@ -233,12 +297,9 @@ def _failure(attempt: Attempt) -> types.Failure | None:
     return types.Failure(type=attempt.failure_type, message=attempt.failure_message)
 
 
-_FAILED = frozenset({AttemptOutcome.FAILED, AttemptOutcome.TIMED_OUT})
-
-
 def _last_failure(job: Job) -> types.Failure | None:
-    """Of the last attempt that failed; what was given back or lost has a reason, and is no failure."""
-    return next((_failure(attempt) for attempt in reversed(job.attempts) if attempt.outcome in _FAILED), None)
+    failed = job.last_failed
+    return _failure(failed) if failed is not None else None
 
 
 def _attempt(attempt: Attempt, claim: Claim | None) -> types.Attempt:
@@ -272,7 +333,7 @@ def _spec(view: JobView) -> types.JobSpec:
         non_retryable_types=retry.non_retryable_types,
         max_lease_losses=retry.max_lease_losses,
     )
-    return types.JobSpec(
+    message = types.JobSpec(
         job_id=view.stored.job.job_id,
         queue=terms.queue,
         type=terms.type,
@@ -289,3 +350,12 @@ def _spec(view: JobView) -> types.JobSpec:
         retry_policy=policy,
         unique_key=terms.unique_key,
     )
+    rollback = terms.rollback
+    if rollback is not None:
+        message.rollback.queue = rollback.queue
+        message.rollback.type = rollback.type
+        message.rollback.priority = rollback.priority
+        if spec is not None:  # payloads are left out of lists
+            message.rollback.payload = rollback.payload
+            message.rollback.content_type = rollback.content_type
+    return message

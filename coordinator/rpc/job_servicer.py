@@ -12,7 +12,16 @@ from coordinator.ports import Clock
 from coordinator.rpc import convert, limits, validation
 from coordinator.rpc.field_checks import duration_ms, timestamp_ms
 from coordinator.rpc.limits import CallLimits
-from coordinator.services.api import JobFilter, JobListing, JobView, NewJob, SubmitOutcome, WatchedJob
+from coordinator.services.api import (
+    JobFilter,
+    JobListing,
+    JobView,
+    NewJob,
+    Redriven,
+    RedriveQuery,
+    SubmitOutcome,
+    WatchedJob,
+)
 from leasekeeper.v1 import job_service_pb2 as pb
 
 __all__ = [
@@ -20,6 +29,8 @@ __all__ = [
     "JobServicer",
     "JobUseCases",
     "QueriesPort",
+    "RedrivePort",
+    "RetryingPort",
     "SubmissionPort",
     "SubscriptionPort",
 ]
@@ -56,11 +67,30 @@ class JobChangesPort(Protocol):
         """Forget a terminal job."""
 
 
+class RetryingPort(Protocol):
+    """What RetryJob needs."""
+
+    async def retry(
+        self, namespace: str, job_id: str, *, etag: str, run_at_ms: int, request_id: str, deadline: float
+    ) -> JobView:
+        """Make a job claimable again that has failed for good."""
+
+
+class RedrivePort(Protocol):
+    """What RedriveJobs needs."""
+
+    async def redrive(self, namespace: str, query: RedriveQuery, deadline: float) -> Redriven:
+        """Retry those that match."""
+
+
 class QueriesPort(Protocol):
-    """What GetJob and ListJobs need."""
+    """What GetJob, ListAttempts and ListJobs need."""
 
     async def get(self, namespace: str, job_id: str, deadline: float) -> JobView:
         """One job."""
+
+    async def attempts(self, namespace: str, job_id: str, deadline: float) -> JobView:
+        """One job with its attempts and its claim, and no payload."""
 
     async def list(
         self, namespace: str, filter: JobFilter, page_size: int, cursor: str, deadline: float
@@ -86,6 +116,8 @@ class JobUseCases:
 
     submission: SubmissionPort
     changes: JobChangesPort
+    retrying: RetryingPort
+    redrive: RedrivePort
     queries: QueriesPort
     subscription: SubscriptionPort
 
@@ -202,6 +234,37 @@ class JobServicer:
             deadline,
         )
         return pb.CancelJobResponse(job=convert.viewed_job(view))
+
+    async def retry_job(self, request: pb.RetryJobRequest, deadline: float) -> pb.RetryJobResponse:
+        """RetryJob."""
+        validation.check_retry(request)
+        view = await self._use.retrying.retry(
+            convert.namespace_of(request.namespace),
+            request.job_id,
+            etag=request.etag,
+            run_at_ms=convert.optional_ms(request.run_at, request.HasField("run_at")),
+            request_id=request.request_id,
+            deadline=deadline,
+        )
+        return pb.RetryJobResponse(job=convert.viewed_job(view))
+
+    async def redrive_jobs(self, request: pb.RedriveJobsRequest, deadline: float) -> pb.RedriveJobsResponse:
+        """RedriveJobs."""
+        validation.check_redrive(request)
+        done = await self._use.redrive.redrive(
+            convert.namespace_of(request.namespace), convert.redrive_query(request), deadline
+        )
+        return convert.redrive_response(done)
+
+    async def list_attempts(
+        self, request: pb.ListAttemptsRequest, deadline: float
+    ) -> pb.ListAttemptsResponse:
+        """ListAttempts."""
+        validation.check_list_attempts(request)
+        view = await self._use.queries.attempts(
+            convert.namespace_of(request.namespace), request.job_id, deadline
+        )
+        return convert.attempts_response(view)
 
     async def delete_job(self, request: pb.DeleteJobRequest, deadline: float) -> pb.DeleteJobResponse:
         """DeleteJob."""

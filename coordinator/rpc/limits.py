@@ -14,6 +14,7 @@ __all__ = [
     "DEFAULT_NAMESPACE",
     "DEFAULT_PAGE_SIZE",
     "DEFAULT_RECONCILE_ACTIONS",
+    "DEFAULT_REDRIVEN_JOBS",
     "FAILURE_TYPE_BYTES",
     "HELD_CLAIMS",
     "IDENTITY_BYTES",
@@ -36,9 +37,12 @@ __all__ = [
     "QUEUES_PER_CLAIM",
     "REASON_BYTES",
     "RECONCILE_ACTIONS",
+    "REDRIVEN_JOBS",
+    "REDRIVES_PER_SECOND",
     "REQUEST_BYTES",
     "REQUEST_ID_BYTES",
     "RESULT_BYTES",
+    "ROLLBACK_PAYLOAD_BYTES",
     "TYPES_PER_CLAIM",
     "WATCHED_IDS",
     "CallLimits",
@@ -53,6 +57,9 @@ REQUEST_BYTES: Final = 3 << 20
 PAYLOAD_BYTES: Final = 256 << 10
 CHECKPOINT_BYTES: Final = 256 << 10
 RESULT_BYTES: Final = 64 << 10
+ROLLBACK_PAYLOAD_BYTES: Final = 4 << 10
+"""It travels with every record of its parent."""
+
 PROGRESS_NOTE_BYTES: Final = 4096 - 16
 """4 KiB a Progress message, less its ratio and tags."""
 
@@ -92,6 +99,11 @@ PAGE_SIZE: Final = 1_000
 DEFAULT_PAGE_SIZE: Final = 100
 PAGE_TOKEN_BYTES: Final = 2_048
 WATCHED_IDS: Final = 1_000
+
+REDRIVEN_JOBS: Final = 1_000
+REDRIVES_PER_SECOND: Final = 1_000
+DEFAULT_REDRIVEN_JOBS: Final = 100
+"""Jobs of one RedriveJobs, and jobs a second, where the caller names none."""
 
 RECONCILE_ACTIONS: Final = 1_000
 """Listed in one answer: with the longest ids and reasons they stay below a megabyte."""

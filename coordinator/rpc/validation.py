@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from coordinator.core.job import FAILED
 from coordinator.errors import Reason, RequestError
 from coordinator.rpc import limits
 from coordinator.rpc.field_checks import (
@@ -34,7 +35,10 @@ __all__ = [
     "check_get",
     "check_job",
     "check_list",
+    "check_list_attempts",
+    "check_redrive",
     "check_request_id",
+    "check_retry",
     "check_submit",
     "check_submit_batch",
     "check_update",
@@ -106,6 +110,25 @@ def check_job(found: Violations, job: types.JobSpec) -> None:
             check_duration(found, name, getattr(job, name), limits.LONGEST_TIMEOUT_MS, positive=True)
     if job.HasField("retry_policy"):
         _retry(found, job.retry_policy)
+    if job.HasField("rollback"):
+        _rollback(found, job.rollback)
+
+
+def _rollback(found: Violations, rollback: types.RollbackJob) -> None:
+    check_name(found, "rollback.queue", rollback.queue)
+    check_name(found, "rollback.type", rollback.type)
+    size = len(rollback.payload)
+    if size > limits.ROLLBACK_PAYLOAD_BYTES:
+        found.add_special(
+            Reason.PAYLOAD_TOO_LARGE,
+            "rollback.payload",
+            f"is {size} bytes, the limit is {limits.ROLLBACK_PAYLOAD_BYTES}",
+            size=size,
+            limit=limits.ROLLBACK_PAYLOAD_BYTES,
+        )
+    check_text(found, "rollback.content_type", rollback.content_type, limits.CONTENT_TYPE_BYTES)
+    if not 0 <= rollback.priority <= 5:
+        found.add("rollback.priority", f"must be from 1 to 5, or 0 for the job's own, is {rollback.priority}")
 
 
 def check_submit(request: pb.SubmitJobRequest) -> None:
@@ -222,6 +245,46 @@ def check_cancel(request: pb.CancelJobRequest) -> None:
     found = Violations()
     _namespace(found, request.namespace)
     check_request_id(found, request.request_id)
+    check_id(found, "job_id", request.job_id)
+    found.check()
+
+
+def check_retry(request: pb.RetryJobRequest) -> None:
+    """RetryJob."""
+    found = Violations()
+    _namespace(found, request.namespace)
+    check_request_id(found, request.request_id)
+    check_id(found, "job_id", request.job_id)
+    check_text(found, "etag", request.etag, limits.REQUEST_ID_BYTES)
+    if request.HasField("run_at"):
+        check_timestamp(found, "run_at", request.run_at)
+    found.check()
+
+
+def check_redrive(request: pb.RedriveJobsRequest) -> None:
+    """RedriveJobs."""
+    found = Violations()
+    _namespace(found, request.namespace)
+    check_request_id(found, request.request_id)
+    for index, state in enumerate(request.states):
+        if int(state) not in FAILED:
+            found.add(f"states[{index}]", "must be DEAD or QUARANTINED; jobs in other states are not retried")
+    check_name(found, "queue", request.queue, required=False)
+    check_name(found, "type", request.type, required=False)
+    check_labels(found, "labels", request.labels)
+    check_text(found, "failure_type", request.failure_type, limits.FAILURE_TYPE_BYTES)
+    if request.HasField("settled_before"):
+        check_timestamp(found, "settled_before", request.settled_before)
+    check_number(found, "max_jobs", request.max_jobs, 0, limits.REDRIVEN_JOBS)
+    check_number(found, "jobs_per_second", request.jobs_per_second, 0, limits.REDRIVES_PER_SECOND)
+    check_text(found, "page_token", request.page_token, limits.PAGE_TOKEN_BYTES)
+    found.check()
+
+
+def check_list_attempts(request: pb.ListAttemptsRequest) -> None:
+    """ListAttempts."""
+    found = Violations()
+    _namespace(found, request.namespace)
     check_id(found, "job_id", request.job_id)
     found.check()
 

@@ -13,7 +13,7 @@ from enum import IntEnum
 
 from coordinator.core.commands import Settlement
 from coordinator.core.copying import quick
-from coordinator.core.job import Claim, Job, JobState, Progress, Terms
+from coordinator.core.job import Claim, Job, JobState, Progress, Rollback, Terms
 from coordinator.core.retry import RetryPolicy
 from coordinator.errors import RequestError
 from coordinator.ports import Checkpoint, Spec, Stored
@@ -32,6 +32,8 @@ __all__ = [
     "NewJob",
     "NewSession",
     "OpenedSession",
+    "RedriveQuery",
+    "Redriven",
     "Settle",
     "Settled",
     "SubmitOutcome",
@@ -63,6 +65,7 @@ class NewJob:
     heartbeat_timeout_ms: int
     retry: RetryPolicy
     unique_key: str
+    rollback: Rollback | None = None
     item: int = 0
 
     def terms(self, *, submit_ms: int, counter: int, digest: bytes, request_digest: bytes) -> Terms:
@@ -85,6 +88,7 @@ class NewJob:
             payload_size=len(self.payload),
             digest=digest,
             request_digest=request_digest,
+            rollback=self.rollback,
         )
 
 
@@ -138,6 +142,48 @@ class JobListing:
     """A page; ``cursor`` empty at the end."""
 
     jobs: tuple[Stored, ...]
+    cursor: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RedriveQuery:
+    """Which DEAD and QUARANTINED jobs to retry; empty fields match all. ``cursor`` is of an earlier answer.
+
+    ``failure_type`` is that of the last failure, ``settled_before_ms`` Unix milliseconds, 0 for any time.
+    ``validate_only``: nothing is changed.
+    """
+
+    states: frozenset[JobState]
+    queue: str = ""
+    type: str = ""
+    labels: Mapping[str, str] = field(default_factory=dict)
+    failure_type: str = ""
+    settled_before_ms: int = 0
+    max_jobs: int
+    jobs_per_second: int
+    validate_only: bool = False
+    request_id: str = ""
+    cursor: str = ""
+
+    def matches(self, job: Job) -> bool:
+        """Whether ``job`` is one of them, whatever its state."""
+        terms, failed = job.terms, job.last_failed
+        return (
+            (not self.queue or terms.queue == self.queue)
+            and (not self.type or terms.type == self.type)
+            and (not self.settled_before_ms or job.settle_ms < self.settled_before_ms)
+            and (not self.failure_type or (failed is not None and failed.failure_type == self.failure_type))
+            and all(terms.labels.get(key) == value for key, value in self.labels.items())
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redriven:
+    """What one call retried, or would retry; jobs that it left as they were, and why."""
+
+    job_ids: tuple[str, ...]
+    failures: tuple[tuple[str, RequestError], ...]
+    examined: int
     cursor: str
 
 

@@ -71,7 +71,7 @@ def claim_for(job: Job, session_id: str, nonce: bytes, now_ms: int) -> Claim:
     terms = job.terms
     run = terms.run_timeout_ms
     if terms.total_timeout_ms:
-        left = max(1, terms.submit_ms + terms.total_timeout_ms - now_ms)
+        left = max(1, job.total_end_ms - now_ms)
         run = min(run, left) if run else left
     return Claim(
         session=session_id,

@@ -15,6 +15,7 @@ from hashlib import sha256
 from typing import Final
 
 from coordinator.core.commands import Complete, Fail, Settlement
+from coordinator.core.job import Rollback
 from coordinator.core.retry import RetryPolicy
 from coordinator.services.api import NewJob
 from coordinator.services.lock_values import LockWish
@@ -67,7 +68,10 @@ def _label_bytes(labels: Mapping[str, str]) -> bytes:
 
 
 def job_digest(job: NewJob) -> bytes:
-    """16 bytes over all that the submitter said of the job, save its id, under which the digest is kept."""
+    """16 bytes over all that the submitter said of the job, save its id, under which the digest is kept.
+
+    A job without a rollback job has the digest that it had before there were any.
+    """
     numbers = _NUMBERS.pack(
         job.priority,
         job.due_ms,
@@ -78,8 +82,9 @@ def job_digest(job: NewJob) -> bytes:
         job.heartbeat_timeout_ms,
         0,
     )
+    rollback = job.rollback
     return _fold(
-        b"lk-job-1",
+        b"lk-job-1" if rollback is None else b"lk-job-2",
         numbers,
         _policy_bytes(job.retry),
         job.queue.encode(),
@@ -88,7 +93,13 @@ def job_digest(job: NewJob) -> bytes:
         job.unique_key.encode(),
         _label_bytes(job.labels),
         job.payload,
+        *(_rollback_parts(rollback) if rollback is not None else ()),
     )[:_DIGEST_BYTES]
+
+
+def _rollback_parts(rollback: Rollback) -> tuple[bytes, ...]:
+    texts = (rollback.queue, rollback.type, rollback.content_type)
+    return (rollback.payload, struct.pack(">q", rollback.priority), *map(str.encode, texts))
 
 
 def settlement_digest(command: Settlement) -> bytes:

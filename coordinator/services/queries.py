@@ -79,7 +79,7 @@ def view_of(stored: Stored, claim: Claim | None, beats: Beats, snapshot: Snapsho
 
 
 class Queries:
-    """GetJob and ListJobs.
+    """GetJob, ListAttempts and ListJobs.
 
     Args:
         store: where jobs are.
@@ -107,6 +107,20 @@ class Queries:
         if snapshot.stored is None:
             raise not_found(job_id)
         return view_of(snapshot.stored, snapshot.claim, self._beats, snapshot)
+
+    async def attempts(self, namespace: str, job_id: str, deadline: float) -> JobView:
+        """The job with the attempts that its record remembers, and its claim.
+
+        Raises:
+            RequestError: JOB_NOT_FOUND, ETCD_UNAVAILABLE.
+        """
+        try:
+            snapshot = await self._store.read(namespace, job_id, deadline=deadline)
+        except (StorageError, CodecError) as error:
+            raise refused(error, {"job_id": job_id}) from error
+        if snapshot.stored is None:
+            raise not_found(job_id)
+        return view_of(snapshot.stored, snapshot.claim, self._beats)
 
     async def list(
         self, namespace: str, filter: JobFilter, page_size: int, cursor: str, deadline: float

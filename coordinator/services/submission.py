@@ -100,7 +100,7 @@ class Submission:
             if not self._gauge.accepts_submissions:
                 await self._answer_repeats(namespace, items, results, deadline)
                 return [result for result in results if result is not None]
-            for queue, type_ in {(job.queue, job.type): None for job in jobs}:
+            for queue, type_ in _pairs(jobs):
                 await self._store.register_type(namespace, queue, type_, deadline=deadline)
         except StorageError as error:
             raise refused(error) from error
@@ -221,6 +221,16 @@ class Submission:
             results[index] = RequestError(
                 Reason.DUPLICATE_JOB, f"its unique key belongs to job {owner}", metadata=facts
             )
+
+
+def _pairs(jobs: Sequence[NewJob]) -> dict[tuple[str, str], None]:
+    """(queue, type) of the jobs and of their rollback jobs, which nobody submits."""
+    pairs: dict[tuple[str, str], None] = {}
+    for job in jobs:
+        pairs[job.queue, job.type] = None
+        if job.rollback is not None:
+            pairs[job.rollback.queue, job.rollback.type] = None
+    return pairs
 
 
 def _two_with_one_id(items: Sequence[_Item]) -> RequestError:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from coordinator.core import commands as c
-from coordinator.core import effects, invariants, machine, rollback, rules
+from coordinator.core import effects, invariants, machine, rules
 from coordinator.core.effects import Slot, Where, Write
 from coordinator.core.job import Claim, Job, JobState
 from coordinator.core.machine import Guard, Row
@@ -26,20 +26,20 @@ Rule = Callable[[Job, Any, int], Job | None]
 BUGS: dict[str, Callable[[Patch], None]] = {}
 
 
-def _bug(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
+def bug(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
     BUGS[plant.__name__] = plant
     return plant
 
 
-def _change_rows(patch: Patch, wanted: tuple[type, ...], change: Callable[[Row], Row]) -> None:
+def change_rows(patch: Patch, wanted: tuple[type, ...], change: Callable[[Row], Row]) -> None:
     table = {key: change(row) if key[1] in wanted else row for key, row in machine.TRANSITIONS.items()}
     patch.setattr(machine, "TRANSITIONS", MappingProxyType(table))
 
 
-def _change_rule(patch: Patch, command: type, wrap: Callable[[Rule], Rule]) -> None:
+def change_rule(patch: Patch, command: type, wrap: Callable[[Rule], Rule]) -> None:
     """Wrap the rules of ``command``; any target goes, so that the oracle objects and not the table."""
     anything = frozenset({*JobState, None})
-    _change_rows(patch, (command,), lambda row: Row(wrap(row.rule), anything, row.guard))
+    change_rows(patch, (command,), lambda row: Row(wrap(row.rule), anything, row.guard))
 
 
 def _change_keys(patch: Patch, change: Callable[[Job, dict[Where, bool]], dict[Where, bool]]) -> None:
@@ -66,7 +66,7 @@ def _change_effects(patch: Patch, change: Callable[[Write], Write | None]) -> No
 # -- fencing -------------------------------------------------------------------------------------------------
 
 
-@_bug
+@bug
 def complete_does_not_check_the_token(patch: Patch) -> None:
     original = machine._check_token
 
@@ -76,25 +76,25 @@ def complete_does_not_check_the_token(patch: Patch) -> None:
         return original(job, claim, command)
 
     patch.setattr(machine, "_check_token", unchecked)
-    _change_rows(patch, (c.Complete,), lambda row: replace(row, guard=Guard.STATE))
+    change_rows(patch, (c.Complete,), lambda row: replace(row, guard=Guard.STATE))
 
 
-@_bug
+@bug
 def settlements_compare_the_record_and_not_the_claim(patch: Patch) -> None:
-    _change_rows(patch, (c.Complete, c.Fail, c.Release), lambda row: replace(row, guard=Guard.STATE))
+    change_rows(patch, (c.Complete, c.Fail, c.Release), lambda row: replace(row, guard=Guard.STATE))
 
 
-@_bug
+@bug
 def a_loss_is_believed_without_looking_at_the_claim(patch: Patch) -> None:
-    _change_rows(patch, (c.Lose,), lambda row: replace(row, guard=Guard.STATE))
+    change_rows(patch, (c.Lose,), lambda row: replace(row, guard=Guard.STATE))
 
 
-@_bug
+@bug
 def a_claim_does_not_compare_the_witness_of_its_session(patch: Patch) -> None:
-    _change_rows(patch, (c.ClaimIt,), lambda row: replace(row, guard=Guard.STATE))
+    change_rows(patch, (c.ClaimIt,), lambda row: replace(row, guard=Guard.STATE))
 
 
-@_bug
+@bug
 def a_replay_answers_whatever_the_content(patch: Patch) -> None:
     original = machine._check_token
 
@@ -106,7 +106,7 @@ def a_replay_answers_whatever_the_content(patch: Patch) -> None:
     patch.setattr(machine, "_check_token", careless)
 
 
-@_bug
+@bug
 def a_replay_tells_the_present_and_not_the_past(patch: Patch) -> None:
     original = machine._check_token
 
@@ -119,12 +119,12 @@ def a_replay_tells_the_present_and_not_the_past(patch: Patch) -> None:
     patch.setattr(machine, "_check_token", confused)
 
 
-@_bug
+@bug
 def too_few_attempts_are_remembered(patch: Patch) -> None:
     patch.setattr(rules, "ATTEMPTS_KEPT", 4)
 
 
-@_bug
+@bug
 def a_submission_does_not_compare_absence(patch: Patch) -> None:
     original = machine.decide
 
@@ -137,12 +137,12 @@ def a_submission_does_not_compare_absence(patch: Patch) -> None:
     patch.setattr(machine, "decide", careless)
 
 
-@_bug
+@bug
 def a_repeated_settlement_is_refused(patch: Patch) -> None:
     patch.setattr(Job, "attempt_with", lambda self, token: None)
 
 
-@_bug
+@bug
 def a_settlement_forgets_its_token(patch: Patch) -> None:
     original = rules._end_attempt
 
@@ -152,7 +152,7 @@ def a_settlement_forgets_its_token(patch: Patch) -> None:
     patch.setattr(rules, "_end_attempt", forgetful)
 
 
-@_bug
+@bug
 def the_attempt_number_is_not_raised(patch: Patch) -> None:
     def stuck(rule: Rule) -> Rule:
         def claim(job: Job, command: Any, now_ms: int) -> Job | None:
@@ -161,42 +161,42 @@ def the_attempt_number_is_not_raised(patch: Patch) -> None:
 
         return claim
 
-    _change_rule(patch, c.ClaimIt, stuck)
+    change_rule(patch, c.ClaimIt, stuck)
 
 
 # -- counting ------------------------------------------------------------------------------------------------
 
 
-@_bug
+@bug
 def a_failure_is_never_charged(patch: Patch) -> None:
-    _change_rule(
+    change_rule(
         patch, c.Fail, lambda rule: lambda job, command, now: rule(replace(job, failures=-1), command, now)
     )
 
 
-@_bug
+@bug
 def a_crash_burns_a_retry(patch: Patch) -> None:
     def burn(rule: Rule) -> Rule:
         return lambda job, command, now: rule(replace(job, failures=job.failures + 1), command, now)
 
-    _change_rule(patch, c.Lose, burn)
+    change_rule(patch, c.Lose, burn)
 
 
-@_bug
+@bug
 def a_poison_pill_is_handed_out_for_ever(patch: Patch) -> None:
-    _change_rule(
+    change_rule(
         patch,
         c.Lose,
         lambda rule: lambda job, command, now: rule(replace(job, lease_losses=-1), command, now),
     )
 
 
-@_bug
+@bug
 def returns_are_never_counted_as_losses(patch: Patch) -> None:
     patch.setattr(rules, "FREE_RETURNS", 10**9)
 
 
-@_bug
+@bug
 def one_retry_too_few(patch: Patch) -> None:
     def hasty(rule: Rule) -> Rule:
         def fail(job: Job, command: Any, now_ms: int) -> Job | None:
@@ -205,10 +205,10 @@ def one_retry_too_few(patch: Patch) -> None:
 
         return fail
 
-    _change_rule(patch, c.Fail, hasty)
+    change_rule(patch, c.Fail, hasty)
 
 
-@_bug
+@bug
 def backoff_is_skipped(patch: Patch) -> None:
     patch.setattr(rules, "delay_ms", lambda policy, failures, jitter_number: 0)
 
@@ -220,22 +220,22 @@ def _forget_the_request(rule: Rule) -> Rule:
     return lambda job, command, now: rule(replace(job, cancel_requested=False), command, now)
 
 
-@_bug
+@bug
 def cancel_is_lost_when_the_attempt_fails(patch: Patch) -> None:
-    _change_rule(patch, c.Fail, _forget_the_request)
+    change_rule(patch, c.Fail, _forget_the_request)
 
 
-@_bug
+@bug
 def cancel_is_lost_when_the_holder_dies(patch: Patch) -> None:
-    _change_rule(patch, c.Lose, _forget_the_request)
+    change_rule(patch, c.Lose, _forget_the_request)
 
 
-@_bug
+@bug
 def cancel_is_lost_when_the_job_is_released(patch: Patch) -> None:
-    _change_rule(patch, c.Release, _forget_the_request)
+    change_rule(patch, c.Release, _forget_the_request)
 
 
-@_bug
+@bug
 def a_forced_cancel_needs_no_request(patch: Patch) -> None:
     def eager(rule: Rule) -> Rule:
         def take_away(job: Job, command: Any, now_ms: int) -> Job | None:
@@ -244,10 +244,10 @@ def a_forced_cancel_needs_no_request(patch: Patch) -> None:
 
         return take_away
 
-    _change_rule(patch, c.TakeAway, eager)
+    change_rule(patch, c.TakeAway, eager)
 
 
-@_bug
+@bug
 def the_request_to_stop_outlives_the_attempt(patch: Patch) -> None:
     original = rules._end_attempt
 
@@ -260,7 +260,7 @@ def the_request_to_stop_outlives_the_attempt(patch: Patch) -> None:
 # -- time ----------------------------------------------------------------------------------------------------
 
 
-@_bug
+@bug
 def a_job_taken_away_runs_again_at_once(patch: Patch) -> None:
     def at_once(rule: Rule) -> Rule:
         def take_away(job: Job, command: Any, now_ms: int) -> Job | None:
@@ -278,17 +278,17 @@ def a_job_taken_away_runs_again_at_once(patch: Patch) -> None:
 
         return take_away
 
-    _change_rule(patch, c.TakeAway, at_once)
+    change_rule(patch, c.TakeAway, at_once)
 
 
-@_bug
+@bug
 def run_at_overrides_the_hold(patch: Patch) -> None:
-    _change_rule(
+    change_rule(
         patch, c.Update, lambda rule: lambda job, command, now: rule(replace(job, hold_ms=0), command, now)
     )
 
 
-@_bug
+@bug
 def a_job_is_claimed_after_its_queue_timeout(patch: Patch) -> None:
     original = rules._expired
 
@@ -298,7 +298,7 @@ def a_job_is_claimed_after_its_queue_timeout(patch: Patch) -> None:
     patch.setattr(rules, "_expired", blind)
 
 
-@_bug
+@bug
 def a_due_time_in_the_past_jumps_the_queue(patch: Patch) -> None:
     def unbounded(*, ready_ms: int, submit_ms: int, due_ms: int, priority: int, counter: int) -> Rank:
         ours = ready_ms + TARGET_WAIT_MS[priority - 1]
@@ -307,7 +307,7 @@ def a_due_time_in_the_past_jumps_the_queue(patch: Patch) -> None:
     patch.setattr(rules, "rank", unbounded)
 
 
-@_bug
+@bug
 def a_waiting_job_told_to_run_now_loses_its_place(patch: Patch) -> None:
     def reset(rule: Rule) -> Rule:
         def update(job: Job, command: Any, now_ms: int) -> Job | None:
@@ -321,129 +321,7 @@ def a_waiting_job_told_to_run_now_loses_its_place(patch: Patch) -> None:
 
         return update
 
-    _change_rule(patch, c.Update, reset)
-
-
-# -- retries by hand and rollback jobs -----------------------------------------------------------------------
-
-
-def _after_retry(patch: Patch, change: Callable[[Job, Job, int], Job]) -> None:
-    """Change what a retry makes of a job: (before, after, now)."""
-
-    def wrap(rule: Rule) -> Rule:
-        def retry(job: Job, command: Any, now_ms: int) -> Job | None:
-            after = rule(job, command, now_ms)
-            return after if after is None or after is job else change(job, after, now_ms)
-
-        return retry
-
-    _change_rule(patch, c.Retry, wrap)
-
-
-@_bug
-def a_retry_keeps_the_counters(patch: Patch) -> None:
-    _after_retry(
-        patch,
-        lambda job, after, now: replace(
-            after, failures=job.failures, lease_losses=job.lease_losses, uncharged=job.uncharged
-        ),
-    )
-
-
-@_bug
-def a_retry_forgets_the_attempts(patch: Patch) -> None:
-    _after_retry(patch, lambda job, after, now: replace(after, attempt=0, attempts=()))
-
-
-@_bug
-def a_retried_job_still_says_why_it_ended(patch: Patch) -> None:
-    _after_retry(patch, lambda job, after, now: replace(after, end_reason=job.end_reason))
-
-
-@_bug
-def a_retry_overrides_the_hold(patch: Patch) -> None:
-    _change_rule(
-        patch, c.Retry, lambda rule: lambda job, command, now: rule(replace(job, hold_ms=0), command, now)
-    )
-
-
-@_bug
-def a_job_that_dies_forgets_its_hold(patch: Patch) -> None:
-    original = rules._dead
-    patch.setattr(rules, "_dead", lambda job, now, why: replace(original(job, now, why), hold_ms=0))
-
-
-@_bug
-def a_retry_takes_the_unique_key_of_another_job(patch: Patch) -> None:
-    _change_rows(patch, (c.Retry,), lambda row: replace(row, guard=Guard.STATE))
-
-
-@_bug
-def a_repeated_retry_revives_a_job_that_died_again(patch: Patch) -> None:
-    _after_retry(patch, lambda job, after, now: replace(after, retry_digest=b""))
-
-
-@_bug
-def the_total_timeout_goes_on_over_a_retry(patch: Patch) -> None:
-    late = property(
-        lambda job: job.terms.total_timeout_ms and job.terms.submit_ms + job.terms.total_timeout_ms
-    )
-    patch.setattr(Job, "total_end_ms", late)
-
-
-Enqueue = Callable[[Job, Job, int], tuple[Job, Job] | None]
-
-
-def _change_rollback(patch: Patch, wrap: Callable[[Enqueue], Enqueue]) -> None:
-    patch.setattr(rollback, "enqueue_rollback", wrap(rollback.enqueue_rollback))
-
-
-@_bug
-def the_rollback_job_of_a_quarantined_job_is_lost(patch: Patch) -> None:
-    def careless(original: Enqueue) -> Enqueue:
-        return lambda before, after, revision: (
-            None if after.state is JobState.QUARANTINED else original(before, after, revision)
-        )
-
-    _change_rollback(patch, careless)
-
-
-@_bug
-def the_rollback_job_is_enqueued_and_not_named(patch: Patch) -> None:
-    def silent(original: Enqueue) -> Enqueue:
-        def enqueue(before: Job, after: Job, revision: int) -> tuple[Job, Job] | None:
-            enqueued = original(before, after, revision)
-            return enqueued and (after, enqueued[1])
-
-        return enqueue
-
-    _change_rollback(patch, silent)
-
-
-@_bug
-def a_retry_rolls_back_once_more(patch: Patch) -> None:
-    def twice(original: Enqueue) -> Enqueue:
-        def enqueue(before: Job, after: Job, revision: int) -> tuple[Job, Job] | None:
-            if before.state in (JobState.DEAD, JobState.QUARANTINED) and not after.terminal:
-                running, ended = replace(before, state=JobState.RUNNING), replace(after, state=before.state)
-                enqueued = original(running, ended, revision)
-                return enqueued and (after, enqueued[1])
-            return original(before, after, revision)
-
-        return enqueue
-
-    _change_rollback(patch, twice)
-
-
-@_bug
-def all_rollback_jobs_of_a_job_have_one_id(patch: Patch) -> None:
-    original = rollback.rollback_job_id
-    patch.setattr(rollback, "rollback_job_id", lambda job, revision: original(job, 0))
-
-
-@_bug
-def a_cancelled_job_is_rolled_back(patch: Patch) -> None:
-    patch.setattr(rollback, "FAILED", frozenset({JobState.DEAD, JobState.QUARANTINED, JobState.CANCELLED}))
+    change_rule(patch, c.Update, reset)
 
 
 # -- keys ----------------------------------------------------------------------------------------------------
@@ -456,22 +334,22 @@ def _without(slot: Slot, state: JobState) -> Callable[[Job, dict[Where, bool]], 
     return change
 
 
-@_bug
+@bug
 def the_due_key_of_a_queue_timeout_is_forgotten(patch: Patch) -> None:
     _change_keys(patch, _without(Slot.DUE, JobState.PENDING))
 
 
-@_bug
+@bug
 def the_ready_key_is_forgotten(patch: Patch) -> None:
     _change_keys(patch, _without(Slot.READY, JobState.PENDING))
 
 
-@_bug
+@bug
 def a_dead_job_loses_its_spec(patch: Patch) -> None:
     _change_keys(patch, _without(Slot.SPEC, JobState.DEAD))
 
 
-@_bug
+@bug
 def the_unique_key_is_kept_after_the_end(patch: Patch) -> None:
     def keep(job: Job, keys: dict[Where, bool]) -> dict[Where, bool]:
         if job.terms.unique_key and job.terminal:
@@ -482,27 +360,27 @@ def the_unique_key_is_kept_after_the_end(patch: Patch) -> None:
     _change_keys(patch, keep)
 
 
-@_bug
+@bug
 def the_unique_key_is_given_up_with_the_first_claim(patch: Patch) -> None:
     _change_keys(patch, _without(Slot.UNIQUE, JobState.RUNNING))
 
 
-@_bug
+@bug
 def the_cancel_key_is_left_behind(patch: Patch) -> None:
     _change_effects(patch, lambda w: None if w.where.slot is Slot.CANCEL and not w.put else w)
 
 
-@_bug
+@bug
 def the_checkpoint_of_a_succeeded_job_is_kept(patch: Patch) -> None:
     _change_effects(patch, lambda w: None if w.where.slot is Slot.CHECKPOINT else w)
 
 
-@_bug
+@bug
 def a_big_result_outlives_its_job(patch: Patch) -> None:
     _change_effects(patch, lambda w: None if w.where.slot is Slot.RESULT and not w.put else w)
 
 
-@_bug
+@bug
 def an_ended_job_is_kept_for_ever(patch: Patch) -> None:
     _change_effects(patch, lambda w: w._replace(retained=False))
 

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+import tests.fault.seeded_retry_bugs  # noqa: F401 - plants its bugs among BUGS
 from tests.fault.seeded_bugs import BUGS
 from tests.property.fleet import Fleet
 from tests.property.test_fleet import RUN

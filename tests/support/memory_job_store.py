@@ -86,7 +86,7 @@ class MemoryJobStore:
         ids = sorted(w.job_id for w, _ in self.etcd.of_slot(Slot.STATE, namespace) if w.job_id > cursor)
         page = [self._decoded(namespace, job_id).stored for job_id in ids[:limit]]
         jobs = tuple(s for s in page if s is not None and (states is None or s.job.state in states))
-        return JobPage(jobs, ids[limit - 1] if len(ids) > limit else "")
+        return JobPage(jobs, ids[limit - 1] if len(ids) > limit else "", min(limit, len(ids)))
 
     async def save_checkpoint(
         self, namespace: str, job_id: str, token: int, checkpoint: Checkpoint, *, deadline: float

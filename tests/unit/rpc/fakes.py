@@ -102,7 +102,9 @@ async def served(
     guard = CallGuard(SystemClock(), PlainEntropy(), tokens, guard_config or GuardConfig())
     health = Health(SERVICES, linger_s=0.1)
     jobs = JobServicer(
-        JobUseCases(submission=use, changes=use, queries=use, subscription=subscription),  # type: ignore[arg-type]
+        JobUseCases(  # type: ignore[arg-type]
+            submission=use, changes=use, retrying=use, redrive=use, queries=use, subscription=subscription
+        ),
         SystemClock(),
         CallLimits(),
     )

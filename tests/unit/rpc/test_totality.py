@@ -10,6 +10,7 @@ from google.protobuf.message import Message
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from coordinator.core.job import FAILED
 from coordinator.core.retry import delay_ms
 from coordinator.errors import Reason, RequestError
 from coordinator.rpc import convert, validation, worker_convert, worker_validation
@@ -124,6 +125,7 @@ def test_any_settlement(request: w.SettleJobsRequest) -> None:
         messages(j.ListJobsRequest),
         messages(j.WatchJobsRequest),
         messages(j.UpdateJobRequest),
+        messages(j.RedriveJobsRequest),
         messages(w.SaveCheckpointRequest),
     )
 )
@@ -144,6 +146,12 @@ def test_any_other_request(request: Any) -> None:
         elif isinstance(request, j.WatchJobsRequest):
             validation.check_watch(request)
             convert.watch_filter(request)
+        elif isinstance(request, j.RedriveJobsRequest):
+            validation.check_redrive(request)
+            query = convert.redrive_query(request)
+            assert query.states <= FAILED
+            assert 1 <= query.max_jobs <= 1_000
+            assert 1 <= query.jobs_per_second <= 1_000
         elif isinstance(request, j.UpdateJobRequest):
             validation.check_update(request)
         else:

@@ -86,6 +86,10 @@ BAD_JOBS: list[tuple[str, dict[str, Any]]] = [
     ("job.retry_policy.max_delay", {"retry_policy": policy(max_delay=span(31 * DAY))}),
     ("job.retry_policy.non_retryable_types[1]", {"retry_policy": policy(non_retryable_types=["a", ""])}),
     ("job.retry_policy.non_retryable_types", {"retry_policy": policy(non_retryable_types=["a"] * 65)}),
+    ("job.rollback.queue", {"rollback": types.RollbackJob(type="t")}),
+    ("job.rollback.type", {"rollback": types.RollbackJob(queue="q", type="../t")}),
+    ("job.rollback.priority", {"rollback": types.RollbackJob(queue="q", type="t", priority=6)}),
+    ("job.rollback.content_type", {"rollback": types.RollbackJob(queue="q", type="t", content_type="\n")}),
 ]
 
 
@@ -143,6 +147,7 @@ GOOD_JOBS: list[dict[str, Any]] = [
             max_retries=0, multiplier=1, jitter=0, initial_delay=span(0.001), max_lease_losses=1000
         )
     },
+    {"rollback": types.RollbackJob(queue="q", type="t", payload=bytes(4096), priority=5)},
 ]
 
 
@@ -159,6 +164,16 @@ def test_a_payload_over_the_limit_names_size_and_limit(size: int) -> None:
     assert Reason.PAYLOAD_TOO_LARGE is error.reason
     assert {"size": str(size), "limit": "262144"} == error.metadata
     assert ["job.payload"] == [violation.field for violation in error.fields]
+
+
+def test_the_payload_of_a_rollback_job_has_a_limit_of_its_own() -> None:
+    rollback = types.RollbackJob(queue="q", type="t", payload=bytes(4097))
+
+    error = refused(lambda: validation.check_submit(b.submit(rollback=rollback)))
+
+    assert Reason.PAYLOAD_TOO_LARGE is error.reason
+    assert {"size": "4097", "limit": "4096"} == error.metadata
+    assert ["job.rollback.payload"] == [violation.field for violation in error.fields]
 
 
 def test_a_job_is_required() -> None:
@@ -228,6 +243,9 @@ CHECKS: dict[type[Message], Callable[[Any], object]] = {
     j.UpdateJobRequest: validation.check_update,
     j.CancelJobRequest: validation.check_cancel,
     j.DeleteJobRequest: validation.check_delete,
+    j.RetryJobRequest: validation.check_retry,
+    j.RedriveJobsRequest: validation.check_redrive,
+    j.ListAttemptsRequest: validation.check_list_attempts,
     w.OpenSessionRequest: lambda request: worker_validation.check_open_session(request, LIMITS),
     w.CloseSessionRequest: worker_validation.check_close_session,
     w.HeartbeatRequest: worker_validation.check_heartbeat,
@@ -257,6 +275,20 @@ BAD_CALLS: list[tuple[str, Message]] = [
     ("priority", j.UpdateJobRequest(job_id="x", priority=7)),
     ("request_id", j.CancelJobRequest(job_id="x", request_id="r" * 129)),
     ("etag", j.DeleteJobRequest(job_id="x", etag="e" * 200)),
+    ("job_id", j.RetryJobRequest()),
+    ("etag", j.RetryJobRequest(job_id="x", etag="e" * 200)),
+    ("run_at", j.RetryJobRequest(job_id="x", run_at=Timestamp(seconds=-1))),
+    ("states[0]", j.RedriveJobsRequest(states=[types.JOB_STATE_CANCELLED])),
+    ("states[1]", j.RedriveJobsRequest(states=[types.JOB_STATE_DEAD, 9])),  # type: ignore[list-item]
+    ("queue", j.RedriveJobsRequest(queue="Q")),
+    ("labels['k']", j.RedriveJobsRequest(labels={"k": "\0"})),
+    ("failure_type", j.RedriveJobsRequest(failure_type="f" * 128)),
+    ("settled_before", j.RedriveJobsRequest(settled_before=Timestamp(nanos=-1))),
+    ("max_jobs", j.RedriveJobsRequest(max_jobs=1_001)),
+    ("jobs_per_second", j.RedriveJobsRequest(jobs_per_second=-1)),
+    ("page_token", j.RedriveJobsRequest(page_token="t" * 2_049)),
+    ("request_id", j.RedriveJobsRequest(request_id="r" * 129)),
+    ("job_id", j.ListAttemptsRequest()),
     ("request_id", b.open_session(request_id="")),
     ("identity", b.open_session(identity="a\r\nb")),
     ("identity", b.open_session(identity="i" * 256)),

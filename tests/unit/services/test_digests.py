@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.core.commands import Complete, Fail, Release, Settlement
-from coordinator.core.job import Progress
+from coordinator.core.job import Progress, Rollback
 from coordinator.core.retry import RetryPolicy
 from coordinator.services.digests import (
     claim_nonce,
@@ -38,6 +38,7 @@ OTHER: dict[str, Any] = {
     "heartbeat_timeout_ms": 1,
     "retry": RetryPolicy(max_retries=4),
     "unique_key": "k",
+    "rollback": Rollback(queue="r", type="t"),
 }
 
 OTHER_POLICY: dict[str, Any] = {
@@ -65,6 +66,14 @@ def test_every_field_of_a_retry_policy_counts() -> None:
     assert {field.name for field in fields(policy)} == set(OTHER_POLICY)
     variants = [policy, *(replace(policy, **{name: value}) for name, value in OTHER_POLICY.items())]
     assert len({job_digest(a_new_job(retry=one)) for one in variants}) == len(variants)
+
+
+def test_every_field_of_a_rollback_job_counts() -> None:
+    rollback = Rollback(queue="r", type="t")
+    other: dict[str, Any] = {"queue": "s", "type": "u", "payload": b"p", "content_type": "c", "priority": 1}
+    assert {field.name for field in fields(rollback)} == set(other)
+    variants = [rollback, *(replace(rollback, **{name: value}) for name, value in other.items())]
+    assert len({job_digest(a_new_job(rollback=one)) for one in variants}) == len(variants)
 
 
 def test_neighbouring_fields_do_not_run_into_each_other() -> None:

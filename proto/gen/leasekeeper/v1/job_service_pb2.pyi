@@ -485,3 +485,233 @@ class DeleteJobResponse(google.protobuf.message.Message):
     ) -> None: ...
 
 global___DeleteJobResponse = DeleteJobResponse
+
+@typing.final
+class RetryJobRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    ETAG_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    RUN_AT_FIELD_NUMBER: builtins.int
+    namespace: builtins.str
+    job_id: builtins.str
+    etag: builtins.str
+    """Empty: whatever the job is now."""
+    request_id: builtins.str
+    @property
+    def run_at(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """Not before this time; absent: now."""
+
+    def __init__(
+        self,
+        *,
+        namespace: builtins.str = ...,
+        job_id: builtins.str = ...,
+        etag: builtins.str = ...,
+        request_id: builtins.str = ...,
+        run_at: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["run_at", b"run_at"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["etag", b"etag", "job_id", b"job_id", "namespace", b"namespace", "request_id", b"request_id", "run_at", b"run_at"]) -> None: ...
+
+global___RetryJobRequest = RetryJobRequest
+
+@typing.final
+class RetryJobResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: builtins.int
+    @property
+    def job(self) -> leasekeeper.v1.types_pb2.Job: ...
+    def __init__(
+        self,
+        *,
+        job: leasekeeper.v1.types_pb2.Job | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["job", b"job"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["job", b"job"]) -> None: ...
+
+global___RetryJobResponse = RetryJobResponse
+
+@typing.final
+class RedriveJobsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class LabelsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    NAMESPACE_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    STATES_FIELD_NUMBER: builtins.int
+    QUEUE_FIELD_NUMBER: builtins.int
+    TYPE_FIELD_NUMBER: builtins.int
+    LABELS_FIELD_NUMBER: builtins.int
+    FAILURE_TYPE_FIELD_NUMBER: builtins.int
+    SETTLED_BEFORE_FIELD_NUMBER: builtins.int
+    MAX_JOBS_FIELD_NUMBER: builtins.int
+    JOBS_PER_SECOND_FIELD_NUMBER: builtins.int
+    VALIDATE_ONLY_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    namespace: builtins.str
+    request_id: builtins.str
+    queue: builtins.str
+    type: builtins.str
+    failure_type: builtins.str
+    """The type of the last failure; empty: any."""
+    max_jobs: builtins.int
+    """Most jobs of this call, at most 1,000; 0 means 100. A call also ends, with a page token, before its deadline."""
+    jobs_per_second: builtins.int
+    """Most jobs a second, 1 to 1,000; 0 means 100."""
+    validate_only: builtins.bool
+    """Only says which jobs match."""
+    page_token: builtins.str
+    @property
+    def states(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[leasekeeper.v1.types_pb2.JobState.ValueType]:
+        """DEAD, QUARANTINED or both; empty: both."""
+
+    @property
+    def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """All of these must match."""
+
+    @property
+    def settled_before(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """Settled before this time; absent: any."""
+
+    def __init__(
+        self,
+        *,
+        namespace: builtins.str = ...,
+        request_id: builtins.str = ...,
+        states: collections.abc.Iterable[leasekeeper.v1.types_pb2.JobState.ValueType] | None = ...,
+        queue: builtins.str = ...,
+        type: builtins.str = ...,
+        labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        failure_type: builtins.str = ...,
+        settled_before: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        max_jobs: builtins.int = ...,
+        jobs_per_second: builtins.int = ...,
+        validate_only: builtins.bool = ...,
+        page_token: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["settled_before", b"settled_before"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["failure_type", b"failure_type", "jobs_per_second", b"jobs_per_second", "labels", b"labels", "max_jobs", b"max_jobs", "namespace", b"namespace", "page_token", b"page_token", "queue", b"queue", "request_id", b"request_id", "settled_before", b"settled_before", "states", b"states", "type", b"type", "validate_only", b"validate_only"]) -> None: ...
+
+global___RedriveJobsRequest = RedriveJobsRequest
+
+@typing.final
+class RedriveJobsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_IDS_FIELD_NUMBER: builtins.int
+    FAILURES_FIELD_NUMBER: builtins.int
+    EXAMINED_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    examined: builtins.int
+    """Records looked at, matching or not."""
+    next_page_token: builtins.str
+    """Empty: that was the last page."""
+    @property
+    def job_ids(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Jobs that are claimable again (with `validate_only`: that would be)."""
+
+    @property
+    def failures(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___RedriveFailure]:
+        """Jobs that matched and could not be retried."""
+
+    def __init__(
+        self,
+        *,
+        job_ids: collections.abc.Iterable[builtins.str] | None = ...,
+        failures: collections.abc.Iterable[global___RedriveFailure] | None = ...,
+        examined: builtins.int = ...,
+        next_page_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["examined", b"examined", "failures", b"failures", "job_ids", b"job_ids", "next_page_token", b"next_page_token"]) -> None: ...
+
+global___RedriveJobsResponse = RedriveJobsResponse
+
+@typing.final
+class RedriveFailure(google.protobuf.message.Message):
+    """A job that RedriveJobs left as it was."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    @property
+    def error(self) -> google.rpc.status_pb2.Status: ...
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        error: google.rpc.status_pb2.Status | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "job_id", b"job_id"]) -> None: ...
+
+global___RedriveFailure = RedriveFailure
+
+@typing.final
+class ListAttemptsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    namespace: builtins.str
+    job_id: builtins.str
+    def __init__(
+        self,
+        *,
+        namespace: builtins.str = ...,
+        job_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["job_id", b"job_id", "namespace", b"namespace"]) -> None: ...
+
+global___ListAttemptsRequest = ListAttemptsRequest
+
+@typing.final
+class ListAttemptsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    ATTEMPTS_FIELD_NUMBER: builtins.int
+    TOTAL_FIELD_NUMBER: builtins.int
+    FAILURES_FIELD_NUMBER: builtins.int
+    LEASE_LOSSES_FIELD_NUMBER: builtins.int
+    UNCHARGED_FIELD_NUMBER: builtins.int
+    total: builtins.int
+    """Attempts started over the life of the job."""
+    failures: builtins.int
+    lease_losses: builtins.int
+    uncharged: builtins.int
+    @property
+    def attempts(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[leasekeeper.v1.types_pb2.Attempt]:
+        """At most the last 8; the one under way, if there is one, is the last."""
+
+    def __init__(
+        self,
+        *,
+        attempts: collections.abc.Iterable[leasekeeper.v1.types_pb2.Attempt] | None = ...,
+        total: builtins.int = ...,
+        failures: builtins.int = ...,
+        lease_losses: builtins.int = ...,
+        uncharged: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempts", b"attempts", "failures", b"failures", "lease_losses", b"lease_losses", "total", b"total", "uncharged", b"uncharged"]) -> None: ...
+
+global___ListAttemptsResponse = ListAttemptsResponse

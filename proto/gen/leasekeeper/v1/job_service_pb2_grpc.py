@@ -81,6 +81,21 @@ class JobServiceStub(object):
                 request_serializer=leasekeeper_dot_v1_dot_job__service__pb2.CancelJobRequest.SerializeToString,
                 response_deserializer=leasekeeper_dot_v1_dot_job__service__pb2.CancelJobResponse.FromString,
                 _registered_method=True)
+        self.RetryJob = channel.unary_unary(
+                '/leasekeeper.v1.JobService/RetryJob',
+                request_serializer=leasekeeper_dot_v1_dot_job__service__pb2.RetryJobRequest.SerializeToString,
+                response_deserializer=leasekeeper_dot_v1_dot_job__service__pb2.RetryJobResponse.FromString,
+                _registered_method=True)
+        self.RedriveJobs = channel.unary_unary(
+                '/leasekeeper.v1.JobService/RedriveJobs',
+                request_serializer=leasekeeper_dot_v1_dot_job__service__pb2.RedriveJobsRequest.SerializeToString,
+                response_deserializer=leasekeeper_dot_v1_dot_job__service__pb2.RedriveJobsResponse.FromString,
+                _registered_method=True)
+        self.ListAttempts = channel.unary_unary(
+                '/leasekeeper.v1.JobService/ListAttempts',
+                request_serializer=leasekeeper_dot_v1_dot_job__service__pb2.ListAttemptsRequest.SerializeToString,
+                response_deserializer=leasekeeper_dot_v1_dot_job__service__pb2.ListAttemptsResponse.FromString,
+                _registered_method=True)
         self.DeleteJob = channel.unary_unary(
                 '/leasekeeper.v1.JobService/DeleteJob',
                 request_serializer=leasekeeper_dot_v1_dot_job__service__pb2.DeleteJobRequest.SerializeToString,
@@ -175,6 +190,38 @@ class JobServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RetryJob(self, request, context):
+        """Makes a DEAD or QUARANTINED job claimable again, under its id, with its payload and checkpoint. Failures, lease losses
+        and uncharged returns count from 0 again; attempts and tokens go on. A repeat finds the job waiting or running and is no error.
+
+        NOT_FOUND: JOB_NOT_FOUND. FAILED_PRECONDITION: JOB_TERMINAL (it SUCCEEDED or is CANCELLED).
+        ALREADY_EXISTS: DUPLICATE_JOB (its unique key belongs to another job by now). ABORTED: ETAG_MISMATCH.
+        RESOURCE_EXHAUSTED: STORAGE_FULL.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RedriveJobs(self, request, context):
+        """Retries DEAD and QUARANTINED jobs that match, a page at a time and no faster than asked. Go on with `next_page_token`
+        until it is empty; a repeat of a call finds what it already did no longer matching.
+
+        INVALID_ARGUMENT: VALIDATION_FAILED (page token of another query, states other than DEAD and QUARANTINED, rate).
+        RESOURCE_EXHAUSTED: STORAGE_FULL.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListAttempts(self, request, context):
+        """The attempts of a job that its record remembers, oldest first: who, under which token, from when to when, and how each ended.
+
+        NOT_FOUND: JOB_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DeleteJob(self, request, context):
         """Deletes a terminal job. Its id may be used again; tokens go on growing.
 
@@ -226,6 +273,21 @@ def add_JobServiceServicer_to_server(servicer, server):
                     servicer.CancelJob,
                     request_deserializer=leasekeeper_dot_v1_dot_job__service__pb2.CancelJobRequest.FromString,
                     response_serializer=leasekeeper_dot_v1_dot_job__service__pb2.CancelJobResponse.SerializeToString,
+            ),
+            'RetryJob': grpc.unary_unary_rpc_method_handler(
+                    servicer.RetryJob,
+                    request_deserializer=leasekeeper_dot_v1_dot_job__service__pb2.RetryJobRequest.FromString,
+                    response_serializer=leasekeeper_dot_v1_dot_job__service__pb2.RetryJobResponse.SerializeToString,
+            ),
+            'RedriveJobs': grpc.unary_unary_rpc_method_handler(
+                    servicer.RedriveJobs,
+                    request_deserializer=leasekeeper_dot_v1_dot_job__service__pb2.RedriveJobsRequest.FromString,
+                    response_serializer=leasekeeper_dot_v1_dot_job__service__pb2.RedriveJobsResponse.SerializeToString,
+            ),
+            'ListAttempts': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListAttempts,
+                    request_deserializer=leasekeeper_dot_v1_dot_job__service__pb2.ListAttemptsRequest.FromString,
+                    response_serializer=leasekeeper_dot_v1_dot_job__service__pb2.ListAttemptsResponse.SerializeToString,
             ),
             'DeleteJob': grpc.unary_unary_rpc_method_handler(
                     servicer.DeleteJob,
@@ -456,6 +518,87 @@ class JobService(object):
             '/leasekeeper.v1.JobService/CancelJob',
             leasekeeper_dot_v1_dot_job__service__pb2.CancelJobRequest.SerializeToString,
             leasekeeper_dot_v1_dot_job__service__pb2.CancelJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RetryJob(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/leasekeeper.v1.JobService/RetryJob',
+            leasekeeper_dot_v1_dot_job__service__pb2.RetryJobRequest.SerializeToString,
+            leasekeeper_dot_v1_dot_job__service__pb2.RetryJobResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RedriveJobs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/leasekeeper.v1.JobService/RedriveJobs',
+            leasekeeper_dot_v1_dot_job__service__pb2.RedriveJobsRequest.SerializeToString,
+            leasekeeper_dot_v1_dot_job__service__pb2.RedriveJobsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListAttempts(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/leasekeeper.v1.JobService/ListAttempts',
+            leasekeeper_dot_v1_dot_job__service__pb2.ListAttemptsRequest.SerializeToString,
+            leasekeeper_dot_v1_dot_job__service__pb2.ListAttemptsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -105,6 +105,38 @@ class JobServiceStub:
     NOT_FOUND: JOB_NOT_FOUND. FAILED_PRECONDITION: JOB_TERMINAL (it ended otherwise).
     """
 
+    RetryJob: grpc.UnaryUnaryMultiCallable[
+        leasekeeper.v1.job_service_pb2.RetryJobRequest,
+        leasekeeper.v1.job_service_pb2.RetryJobResponse,
+    ]
+    """Makes a DEAD or QUARANTINED job claimable again, under its id, with its payload and checkpoint. Failures, lease losses
+    and uncharged returns count from 0 again; attempts and tokens go on. A repeat finds the job waiting or running and is no error.
+
+    NOT_FOUND: JOB_NOT_FOUND. FAILED_PRECONDITION: JOB_TERMINAL (it SUCCEEDED or is CANCELLED).
+    ALREADY_EXISTS: DUPLICATE_JOB (its unique key belongs to another job by now). ABORTED: ETAG_MISMATCH.
+    RESOURCE_EXHAUSTED: STORAGE_FULL.
+    """
+
+    RedriveJobs: grpc.UnaryUnaryMultiCallable[
+        leasekeeper.v1.job_service_pb2.RedriveJobsRequest,
+        leasekeeper.v1.job_service_pb2.RedriveJobsResponse,
+    ]
+    """Retries DEAD and QUARANTINED jobs that match, a page at a time and no faster than asked. Go on with `next_page_token`
+    until it is empty; a repeat of a call finds what it already did no longer matching.
+
+    INVALID_ARGUMENT: VALIDATION_FAILED (page token of another query, states other than DEAD and QUARANTINED, rate).
+    RESOURCE_EXHAUSTED: STORAGE_FULL.
+    """
+
+    ListAttempts: grpc.UnaryUnaryMultiCallable[
+        leasekeeper.v1.job_service_pb2.ListAttemptsRequest,
+        leasekeeper.v1.job_service_pb2.ListAttemptsResponse,
+    ]
+    """The attempts of a job that its record remembers, oldest first: who, under which token, from when to when, and how each ended.
+
+    NOT_FOUND: JOB_NOT_FOUND.
+    """
+
     DeleteJob: grpc.UnaryUnaryMultiCallable[
         leasekeeper.v1.job_service_pb2.DeleteJobRequest,
         leasekeeper.v1.job_service_pb2.DeleteJobResponse,
@@ -199,6 +231,38 @@ class JobServiceAsyncStub:
     """Cancels a waiting job at once; asks a running one to stop. A cancelled job stays cancelled, and a repeat is no error.
 
     NOT_FOUND: JOB_NOT_FOUND. FAILED_PRECONDITION: JOB_TERMINAL (it ended otherwise).
+    """
+
+    RetryJob: grpc.aio.UnaryUnaryMultiCallable[
+        leasekeeper.v1.job_service_pb2.RetryJobRequest,
+        leasekeeper.v1.job_service_pb2.RetryJobResponse,
+    ]
+    """Makes a DEAD or QUARANTINED job claimable again, under its id, with its payload and checkpoint. Failures, lease losses
+    and uncharged returns count from 0 again; attempts and tokens go on. A repeat finds the job waiting or running and is no error.
+
+    NOT_FOUND: JOB_NOT_FOUND. FAILED_PRECONDITION: JOB_TERMINAL (it SUCCEEDED or is CANCELLED).
+    ALREADY_EXISTS: DUPLICATE_JOB (its unique key belongs to another job by now). ABORTED: ETAG_MISMATCH.
+    RESOURCE_EXHAUSTED: STORAGE_FULL.
+    """
+
+    RedriveJobs: grpc.aio.UnaryUnaryMultiCallable[
+        leasekeeper.v1.job_service_pb2.RedriveJobsRequest,
+        leasekeeper.v1.job_service_pb2.RedriveJobsResponse,
+    ]
+    """Retries DEAD and QUARANTINED jobs that match, a page at a time and no faster than asked. Go on with `next_page_token`
+    until it is empty; a repeat of a call finds what it already did no longer matching.
+
+    INVALID_ARGUMENT: VALIDATION_FAILED (page token of another query, states other than DEAD and QUARANTINED, rate).
+    RESOURCE_EXHAUSTED: STORAGE_FULL.
+    """
+
+    ListAttempts: grpc.aio.UnaryUnaryMultiCallable[
+        leasekeeper.v1.job_service_pb2.ListAttemptsRequest,
+        leasekeeper.v1.job_service_pb2.ListAttemptsResponse,
+    ]
+    """The attempts of a job that its record remembers, oldest first: who, under which token, from when to when, and how each ended.
+
+    NOT_FOUND: JOB_NOT_FOUND.
     """
 
     DeleteJob: grpc.aio.UnaryUnaryMultiCallable[
@@ -311,6 +375,44 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
         """Cancels a waiting job at once; asks a running one to stop. A cancelled job stays cancelled, and a repeat is no error.
 
         NOT_FOUND: JOB_NOT_FOUND. FAILED_PRECONDITION: JOB_TERMINAL (it ended otherwise).
+        """
+
+    @abc.abstractmethod
+    def RetryJob(
+        self,
+        request: leasekeeper.v1.job_service_pb2.RetryJobRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[leasekeeper.v1.job_service_pb2.RetryJobResponse, collections.abc.Awaitable[leasekeeper.v1.job_service_pb2.RetryJobResponse]]:
+        """Makes a DEAD or QUARANTINED job claimable again, under its id, with its payload and checkpoint. Failures, lease losses
+        and uncharged returns count from 0 again; attempts and tokens go on. A repeat finds the job waiting or running and is no error.
+
+        NOT_FOUND: JOB_NOT_FOUND. FAILED_PRECONDITION: JOB_TERMINAL (it SUCCEEDED or is CANCELLED).
+        ALREADY_EXISTS: DUPLICATE_JOB (its unique key belongs to another job by now). ABORTED: ETAG_MISMATCH.
+        RESOURCE_EXHAUSTED: STORAGE_FULL.
+        """
+
+    @abc.abstractmethod
+    def RedriveJobs(
+        self,
+        request: leasekeeper.v1.job_service_pb2.RedriveJobsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[leasekeeper.v1.job_service_pb2.RedriveJobsResponse, collections.abc.Awaitable[leasekeeper.v1.job_service_pb2.RedriveJobsResponse]]:
+        """Retries DEAD and QUARANTINED jobs that match, a page at a time and no faster than asked. Go on with `next_page_token`
+        until it is empty; a repeat of a call finds what it already did no longer matching.
+
+        INVALID_ARGUMENT: VALIDATION_FAILED (page token of another query, states other than DEAD and QUARANTINED, rate).
+        RESOURCE_EXHAUSTED: STORAGE_FULL.
+        """
+
+    @abc.abstractmethod
+    def ListAttempts(
+        self,
+        request: leasekeeper.v1.job_service_pb2.ListAttemptsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[leasekeeper.v1.job_service_pb2.ListAttemptsResponse, collections.abc.Awaitable[leasekeeper.v1.job_service_pb2.ListAttemptsResponse]]:
+        """The attempts of a job that its record remembers, oldest first: who, under which token, from when to when, and how each ended.
+
+        NOT_FOUND: JOB_NOT_FOUND.
         """
 
     @abc.abstractmethod
