@@ -138,6 +138,21 @@ def idle_latency(
 
 
 @bench.command()
+def locks(
+    pairs: Annotated[
+        int, typer.Option(min=64, max=1_000_000, help="Locks taken and given back a round.")
+    ] = 6_000,
+    handovers: Annotated[int, typer.Option(min=1, max=100_000, help="Of one contended lock, a round.")] = 500,
+    rounds: Rounds = 3,
+    folder: Folder = None,
+    as_json: Json = False,
+) -> None:
+    """Take and give back locks, 64 callers on names of their own and eight on one, beside two peers."""
+    sizes = BenchSizes(lock_pairs=pairs, handovers=handovers, warm_up=min(pairs, 2_000), rounds=rounds)
+    _guarded(Suite(sizes, folder).locks)
+
+
+@bench.command()
 def recovery(
     ttl: Annotated[float, typer.Option(min=2, max=60, help="TTL of every session, seconds.")] = 5.0,
     kills: Annotated[int, typer.Option(min=1, max=100, help="Workers killed one after the other.")] = 5,

@@ -17,11 +17,21 @@ import uvloop
 
 from coordinator.cli.bench_echo import echo_round, echo_server
 from coordinator.cli.bench_floor import etcd_floor
-from coordinator.cli.bench_numbers import Measured, Number, cpu_seconds, environment, median_of, write_line
+from coordinator.cli.bench_lock_peers import EtcdStyleLocks, RedisLocks
+from coordinator.cli.bench_locks import raw_locks, timed_handovers, timed_pairs
+from coordinator.cli.bench_numbers import (
+    Measured,
+    Number,
+    cpu_seconds,
+    environment,
+    median_of,
+    percentile,
+    write_line,
+)
 from coordinator.cli.bench_raw import raw_load
 from coordinator.cli.bench_recovery import RecoverySizes, recovery
 from coordinator.cli.bench_sdk import SdkLoad
-from coordinator.cli.dev_servers import CoordinatorProcess, running_etcd
+from coordinator.cli.dev_servers import CoordinatorProcess, dev_valkey, running_etcd
 from coordinator.embedded.etcd_process import EtcdProcess
 from coordinator.etcd.client import EtcdClient, EtcdConfig
 
@@ -42,6 +52,8 @@ class BenchSizes:
         idle_jobs: jobs a round of idle latency.
         floor_jobs: lifecycles a round of the etcd floor.
         echo_calls: calls a round of the echo.
+        lock_pairs: locks taken and given back a round.
+        handovers: of one contended lock, a round.
         warm_up: jobs or calls before the first round, not counted.
         rounds: of each; medians are printed.
     """
@@ -51,6 +63,8 @@ class BenchSizes:
     idle_jobs: int = 500
     floor_jobs: int = 20_000
     echo_calls: int = 20_000
+    lock_pairs: int = 6_000
+    handovers: int = 500
     warm_up: int = 2_000
     rounds: int = 3
 
@@ -174,6 +188,54 @@ class Suite:
             fields = median_of(_on_loop(run), "calls_per_second")
         self._results["echo"] = float(fields["calls_per_second"] or 0)
         write_line("grpc_echo", {"callers": 64, "calls": sizes.echo_calls, **fields})
+
+    def locks(self) -> None:
+        """64 callers on names of their own, then eight on one, beside other makers' locks in the same run.
+
+        The peers' rounds stand between ours, so that a change of the machine meets all of them; the leases
+        that the etcd3 way leaves behind expire in an etcd of its own.
+        """
+        sizes = self._sizes
+        with (
+            self._stack() as stack,
+            self._folder() as folder,
+            dev_valkey(folder) as valkey,
+            running_etcd(folder / "etcd3") as other_etcd,
+        ):
+
+            async def run() -> list[dict[str, Number]]:
+                async with (
+                    raw_locks(stack.coordinator.endpoint, _NAMESPACE) as ours,
+                    EtcdClient(EtcdConfig(endpoints=(other_etcd.endpoint,))) as client,
+                    contextlib.aclosing(RedisLocks(valkey.url)) as redis,
+                ):
+                    etcd3 = EtcdStyleLocks(client)
+                    pairs: dict[str, list[Measured]] = {"": [], "redis_": [], "etcd3_": []}
+                    handed: dict[str, list[Measured]] = {"": [], "redis_": []}
+                    await timed_pairs(ours, max(1, sizes.warm_up))
+                    for _ in range(sizes.rounds):
+                        pairs[""].append(await timed_pairs(ours, sizes.lock_pairs))
+                        pairs["redis_"].append(await timed_pairs(redis, sizes.lock_pairs))
+                        pairs["etcd3_"].append(await timed_pairs(etcd3, sizes.lock_pairs))
+                        handed[""].append(await timed_handovers(ours, sizes.handovers))
+                        handed["redis_"].append(await timed_handovers(redis, max(1, sizes.handovers // 10)))
+                fields: dict[str, Number] = {}
+                for maker, rounds in pairs.items():
+                    found = median_of(rounds, "pairs_per_second")
+                    fields |= {
+                        f"{maker}{name}": found[name] for name in ("pairs_per_second", "p50_ms", "p99_ms")
+                    }
+                for maker, rounds in handed.items():
+                    slow = statistics.median(percentile(one.latencies, 0.99) for one in rounds)
+                    fields[f"{maker}handover_p99_ms"] = round(slow * 1000, 2)
+                return [fields]
+
+            [fields] = _on_loop(run)
+            shape: dict[str, Number] = {"callers": 64, "waiters": 8, "pairs": sizes.lock_pairs}
+            write_line(
+                "locks",
+                {**fields, **shape, "rounds": sizes.rounds, "etcd": _version(stack.etcd)},
+            )
 
     def recovery(self, sizes: RecoverySizes) -> None:
         """Kill, release, kill thousands, freeze all: how long the work rests."""

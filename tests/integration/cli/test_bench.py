@@ -56,6 +56,17 @@ def test_one_bench_alone_prints_one_line(arguments: tuple[str, ...], name: str) 
     assert line["rounds"] == 1
 
 
+def test_locks_are_measured_beside_others_in_one_run() -> None:
+    (line,) = bench("locks", "--pairs", "128", "--handovers", "20", "--rounds", "1", "--json")
+
+    assert line["bench"] == "locks"
+    for name in ("pairs_per_second", "p50_ms", "p99_ms", "handover_p99_ms"):
+        assert float(str(line[name])) > 0
+    for maker in ("redis_", "etcd3_"):
+        assert float(str(line[f"{maker}pairs_per_second"])) > 0
+    assert float(str(line["redis_handover_p99_ms"])) > 0
+
+
 def test_recovery_tells_how_long_jobs_rested() -> None:
     (line,) = bench("recovery", "--ttl", "2", "--kills", "1", "--releases", "1", "--jobs", "24", "--json")
 
