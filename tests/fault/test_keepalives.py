@@ -70,6 +70,7 @@ async def test_keepalives_go_by_sessions_and_not_by_jobs(
     assert {(job.attempt, job.lease_losses) for job in judgement.jobs.values()} == {(1, 0)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("returns", ["the same one", "another one"])
 @pytest.mark.parametrize("jobs", [20, pytest.param(100, marks=pytest.mark.full)])
 async def test_workers_keep_their_leases_over_the_death_of_a_coordinator(

@@ -28,7 +28,7 @@ TTL = 3.0
 async def take(calls: Calls, session: str, ids: Iterable[str]) -> dict[str, Claim]:
     """Claim these jobs."""
     wanted = list(ids)
-    claims = await asyncio.gather(*(calls.claim_one(session, job_id, wait=10) for job_id in wanted))
+    claims = await asyncio.gather(*(calls.claim_one(session, job_id, wait=30) for job_id in wanted))
     return dict(zip(wanted, claims, strict=True))
 
 
@@ -333,6 +333,7 @@ async def test_a_clock_that_jumps_an_hour_and_back_ends_no_running_job(
     assert {judgement.jobs[job_id].attempt for job_id in scheduled} <= {0, 1}
 
 
+@pytest.mark.slow
 async def test_a_sweeper_that_is_stopped_or_killed_is_replaced(
     own_etcd: EtcdProcess, own_court: Court, namespace: str, tmp_path: Path
 ) -> None:
