@@ -36,6 +36,7 @@ from coordinator.services.outcomes import Outcomes
 from coordinator.services.shared_circuits import SharedCircuits
 from coordinator.services.storage_errors import refused
 from coordinator.services.waiters import Pair
+from coordinator.services.waiting import wait_event
 
 __all__ = ["CircuitConfig", "Circuits"]
 
@@ -218,10 +219,7 @@ class Circuits:
     async def run(self) -> None:
         """Open, judge and wake, until cancelled."""
         while True:
-            try:
-                await asyncio.wait_for(self._wake.wait(), timeout=self._pause())
-            except TimeoutError:
-                pass
+            await wait_event(self._clock, self._wake, self._pause())
             self._wake.clear()
             if not await self.tend_once():
                 await self._clock.sleep(self._config.tick)

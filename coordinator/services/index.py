@@ -261,7 +261,9 @@ class Index:
         next_compare = self._clock.monotonic() + self._config.compare_interval
         while True:
             try:
-                await asyncio.wait_for(self._wake.wait(), timeout=1.0)
+                # Not wait_for: before Python 3.12 it loses a cancellation that comes with the event.
+                async with asyncio.timeout(1.0):
+                    await self._wake.wait()
             except TimeoutError:
                 pass
             self._wake.clear()

@@ -305,3 +305,32 @@ async def test_a_reset_that_may_not_have_happened_is_not_told_as_done(error: Any
         await c.circuits.reset(T, FAR)
     assert caught.value.reason is reason
     assert state(c) is CircuitState.OPEN
+
+
+@pytest.mark.parametrize("what", ["circuits", "index"])
+async def test_background_work_ends_when_told_so_also_at_the_moment_it_is_woken(what: str) -> None:
+    """``asyncio.wait_for`` of Python 3.11 would lose the cancellation, and the process never stop."""
+    c = await bench()
+    part = c.circuits if what == "circuits" else c.index
+    running = asyncio.ensure_future(part.run())
+    for _ in range(5):
+        await asyncio.sleep(0)
+    part._wake.set()
+    await asyncio.sleep(0)
+    running.cancel()
+    done, _ = await asyncio.wait({running}, timeout=1)
+    assert done
+    assert running.cancelled()
+
+
+async def test_in_the_background_a_pause_ends_by_the_clock() -> None:
+    c = await bench()
+    await opened(c, "a")
+    running = asyncio.ensure_future(c.circuits.run())
+    async with polling(c, request="r1") as waiting:
+        await c.clock.advance(PAUSE - 0.01)
+        assert not waiting.done()
+        await c.clock.advance(0.01)
+        assert ids(await asyncio.wait_for(waiting, 1)) == ["a"]
+    running.cancel()
+    await asyncio.wait({running}, timeout=1)
