@@ -38,6 +38,8 @@ POINTS: Final = frozenset(
         "settle.after-commit",
         "change.before-commit",
         "change.after-commit",
+        "retry.before-commit",
+        "retry.after-commit",
         "lost.before-commit",
         "lost.after-commit",
         "due.before-commit",
