@@ -78,13 +78,16 @@ from worker_sdk.errors import (
 from worker_sdk.jobs import (
     Attempt,
     AttemptOutcome,
+    Attempts,
     Failure,
     Job,
     JobChange,
     JobSpec,
     JobState,
     Progress,
+    Redriven,
     RetryPolicy,
+    RollbackJob,
     Submitted,
 )
 from worker_sdk.locks import (
@@ -105,6 +108,7 @@ from worker_sdk.worker import (
 __all__ = [
     "Attempt",
     "AttemptOutcome",
+    "Attempts",
     "CircuitOpen",
     "ClaimHeld",
     "ClaimLost",
@@ -154,6 +158,7 @@ __all__ = [
     "PreconditionFailed",
     "Progress",
     "RateLimited",
+    "Redriven",
     "RelockThrottled",
     "RequestError",
     "RequestIdReused",
@@ -163,6 +168,7 @@ __all__ = [
     "RetryConfig",
     "RetryPolicy",
     "RevisionCompacted",
+    "RollbackJob",
     "Seams",
     "SessionFull",
     "SessionNotFound",

@@ -15,7 +15,7 @@ from worker_sdk._transport.job_calls import JobCalls, PreparedBatch
 from worker_sdk._watch import JobWatch
 from worker_sdk.config import ConnectionConfig
 from worker_sdk.errors import DeadlineExceeded
-from worker_sdk.jobs import Job, JobSpec, JobState, Submitted
+from worker_sdk.jobs import Attempts, Job, JobSpec, JobState, Redriven, Submitted
 
 __all__ = ["JobClient"]
 
@@ -254,6 +254,87 @@ class JobClient:
         return await self._calls.cancel(
             job_id, reason=reason, request_id=self._id(request_id), timeout=self._timeout(timeout)
         )
+
+    async def retry(
+        self,
+        job_id: str,
+        *,
+        run_at: datetime | None = None,
+        etag: str = "",
+        request_id: str = "",
+        timeout: float | None = None,
+    ) -> Job:
+        """Run a DEAD or QUARANTINED job again; one that waits or runs is left as it is.
+
+        Raises:
+            JobNotFound: there is no such job. JobTerminal: it has SUCCEEDED or is CANCELLED.
+            DuplicateJob: another job has its unique key by now. EtagMismatch. StorageFull.
+        """
+        return await self._calls.retry(
+            job_id,
+            run_at=run_at,
+            etag=etag,
+            request_id=self._id(request_id),
+            timeout=self._timeout(timeout),
+        )
+
+    async def redrive(
+        self,
+        *,
+        states: Iterable[JobState] = (),
+        queue: str = "",
+        type: str = "",
+        labels: Mapping[str, str] | None = None,
+        failure_type: str = "",
+        settled_before: datetime | None = None,
+        jobs_per_second: int = 100,
+        jobs_per_call: int = 100,
+        validate_only: bool = False,
+        request_id: str = "",
+        timeout: float | None = None,
+    ) -> AsyncIterator[Redriven]:
+        """Retry all DEAD and QUARANTINED jobs that match, call after call; yield what each call did.
+
+        Empty filters mean all. A call that is repeated after an unknown outcome does not name the jobs that
+        its first try retried. *timeout* bounds each call.
+
+        Args:
+            failure_type: that of the last failure.
+            settled_before: only jobs that failed before this time.
+            jobs_per_second, jobs_per_call: 1 to 1,000.
+            validate_only: change nothing, only say which jobs match.
+
+        Raises:
+            StorageFull: etcd is near its quota.
+        """
+        wanted, base = tuple(states), self._id(request_id)
+        token = ""
+        while True:
+            done, token = await self._calls.redrive(
+                states=wanted,
+                queue=queue,
+                type=type,
+                labels=labels or {},
+                failure_type=failure_type,
+                settled_before=settled_before,
+                max_jobs=jobs_per_call,
+                jobs_per_second=jobs_per_second,
+                validate_only=validate_only,
+                page_token=token,
+                request_id=base,
+                timeout=self._timeout(timeout),
+            )
+            yield done
+            if not token:
+                return
+
+    async def attempts(self, job_id: str, *, timeout: float | None = None) -> Attempts:
+        """Read the attempts of a job: who ran it, under which token, from when to when, and how each ended.
+
+        Raises:
+            JobNotFound: there is no such job.
+        """
+        return await self._calls.attempts(job_id, timeout=self._timeout(timeout))
 
     async def delete(
         self, job_id: str, *, etag: str = "", request_id: str = "", timeout: float | None = None

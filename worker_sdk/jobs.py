@@ -12,13 +12,16 @@ from worker_sdk.errors import RequestError
 __all__ = [
     "Attempt",
     "AttemptOutcome",
+    "Attempts",
     "Failure",
     "Job",
     "JobChange",
     "JobSpec",
     "JobState",
     "Progress",
+    "Redriven",
     "RetryPolicy",
+    "RollbackJob",
     "Submitted",
 ]
 
@@ -77,6 +80,26 @@ class RetryPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RollbackJob:
+    """What is to run when a job has failed for good; enqueued in the moment it is DEAD or QUARANTINED.
+
+    Its id is made by the coordinator (`Job.rollback_job_id`); its labels ``leasekeeper.rollback-of`` and
+    ``leasekeeper.rollback-reason`` name the job and its state.
+
+    Args:
+        queue, type: as of a `JobSpec`.
+        payload: at most 4 KiB.
+        priority: 1 to 5; 0: that of the job.
+    """
+
+    queue: str
+    type: str
+    payload: bytes = b""
+    content_type: str = ""
+    priority: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """What is to be done.
 
@@ -89,6 +112,7 @@ class JobSpec:
         run_at: not before this time.
         queue_timeout, run_timeout, total_timeout, heartbeat_timeout: seconds; None: none.
         unique_key: at most one non-terminal job of the queue has this key; empty: none.
+        rollback: enqueued when the job has failed for good; None: nothing is.
 
     Datetimes must know their zone.
     """
@@ -108,6 +132,7 @@ class JobSpec:
     heartbeat_timeout: float | None = None
     retry: RetryPolicy | None = None
     unique_key: str = ""
+    rollback: RollbackJob | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,6 +207,30 @@ class Job:
     rank_time: datetime | None
     attempts: tuple[Attempt, ...]
     end_reason: str
+    rollback_job_id: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempts:
+    """The last 8 attempts of a job, oldest first, and how many of each kind there were."""
+
+    attempts: tuple[Attempt, ...]
+    total: int
+    failures: int
+    lease_losses: int
+    uncharged: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Redriven:
+    """What one call of a redrive did: jobs that are claimable again, and jobs that stayed as they were.
+
+    ``examined``: records looked at, matching or not.
+    """
+
+    job_ids: tuple[str, ...]
+    failures: Mapping[str, RequestError]
+    examined: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

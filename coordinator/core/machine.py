@@ -223,8 +223,8 @@ def _refuse(job: Job, command: c.Command) -> Outcome:
         return Unchanged(job)
     if isinstance(command, (c.Lose, c.FallDue, c.Repair)):
         return Unchanged(job)
-    if isinstance(command, c.Retry) and not job.terminal:
-        return Unchanged(job)  # it waits or runs already
+    if isinstance(command, c.Retry) and (not job.terminal or rules.is_repeat(job, command)):
+        return Unchanged(job)  # it waits or runs already, or has ended since
     if isinstance(command, (c.Cancel, c.Update, c.ClaimIt, c.Retry)) and job.terminal:
         return Refusal(Reason.JOB_TERMINAL, f"the job is {job.state.name}", facts)
     if isinstance(command, c.ClaimIt) and job.state is JobState.RUNNING:

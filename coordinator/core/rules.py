@@ -228,7 +228,7 @@ def retry(job: Job, command: c.Retry, now_ms: int) -> Job:
 
     A hold begins anew, for nobody knows how long the job has lain there but by wall clocks.
     """
-    if command.digest and command.digest == job.retry_digest:
+    if is_repeat(job, command):
         return job  # it died again since
     terms = job.terms
     if command.run_at_ms:
@@ -248,6 +248,11 @@ def retry(job: Job, command: c.Retry, now_ms: int) -> Job:
         retry_ms=max(now_ms, job.retry_ms + 1),
         retry_digest=command.digest,
     )
+
+
+def is_repeat(job: Job, command: c.Retry) -> bool:
+    """Whether this request has retried the job already."""
+    return bool(command.digest) and command.digest == job.retry_digest
 
 
 def repair(job: Job, command: c.Repair, now_ms: int) -> Job:

@@ -234,10 +234,10 @@ class Shadow:
 
     def retry(self, now: int, run_at: int, request: bytes) -> str:
         """An operator wants it to run again."""
-        if self.state in (S.SUCCEEDED, S.CANCELLED):
-            return "JOB_TERMINAL"
         if not self.ended or (request and request == self.retried_by):
             return "unchanged"
+        if self.state in (S.SUCCEEDED, S.CANCELLED):
+            return "JOB_TERMINAL"
         self.failures = self.losses = self.uncharged = 0
         self.earlier_runs = len(self.runs)
         self.retried_at, self.retried_by = max(now, self.retried_at + 1), request

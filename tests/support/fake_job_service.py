@@ -221,6 +221,41 @@ class FakeJobs(JobServiceServicer):
 
         return self._serve("CancelJob", request, context, work)
 
+    def RetryJob(self, request: Any, context: Any) -> Any:  # noqa: N802
+        def work() -> Any:
+            self._revive(request.job_id)
+            job = self._job(request.job_id)
+            return job if isinstance(job, Status) else job_pb.RetryJobResponse(job=job)
+
+        return self._serve("RetryJob", request, context, work)
+
+    def RedriveJobs(self, request: Any, context: Any) -> Any:  # noqa: N802
+        def work() -> Any:
+            dead = [job_id for job_id, record in sorted(self.jobs.items()) if record.state == "fail"]
+            page = [job_id for job_id in dead if job_id > request.page_token][: request.max_jobs]
+            for job_id in page if not request.validate_only else []:
+                self._revive(job_id)
+            more = page and page[-1] != dead[-1]
+            return job_pb.RedriveJobsResponse(job_ids=page, next_page_token=page[-1] if more else "")
+
+        return self._serve("RedriveJobs", request, context, work)
+
+    def ListAttempts(self, request: Any, context: Any) -> Any:  # noqa: N802
+        def work() -> Any:
+            record = self.jobs[request.job_id]
+            attempts = [types.Attempt(number=n + 1) for n in range(record.attempt)]
+            return job_pb.ListAttemptsResponse(attempts=attempts, total=record.attempt)
+
+        return self._serve("ListAttempts", request, context, work)
+
+    def _revive(self, job_id: str) -> None:
+        with self._changed:
+            record = self.jobs.get(job_id)
+            if record is not None and record.state == "fail":
+                record.state = "pending"
+                self._pending.append(job_id)
+                self._changed.notify_all()
+
     def UpdateJob(self, request: Any, context: Any) -> Any:  # noqa: N802
         return self._serve(
             "UpdateJob", request, context, lambda: job_pb.UpdateJobResponse(job=self._job(request.job_id))

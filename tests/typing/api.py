@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import assert_type
 
 from worker_sdk import (
+    Attempts,
     ClaimLost,
     ConnectionConfig,
     Context,
@@ -19,6 +20,7 @@ from worker_sdk import (
     JobState,
     NoRetry,
     OutcomeUnknown,
+    Redriven,
     Result,
     Retry,
     RetryPolicy,
@@ -89,6 +91,10 @@ async def produce() -> None:
         assert_type(await client.wait(submitted.job_id, timeout=60), Job)
         assert_type(await client.cancel(submitted.job_id, reason="not needed"), Job)
         assert_type(await client.update(submitted.job_id, priority=1), Job)
+        assert_type(await client.retry(submitted.job_id), Job)
+        async for done in client.redrive(queue="email", failure_type="Timeout", jobs_per_second=50):
+            assert_type(done, Redriven)
+        assert_type(await client.attempts(submitted.job_id), Attempts)
         await client.delete(submitted.job_id)
         async for job in client.list(states=[JobState.PENDING], labels={"a": "b"}):
             assert_type(job, Job)

@@ -11,17 +11,29 @@ from worker_sdk._convert.times import duration, optional_time, seconds, timestam
 from worker_sdk.jobs import (
     Attempt,
     AttemptOutcome,
+    Attempts,
     Failure,
     Job,
     JobChange,
     JobSpec,
     JobState,
     Progress,
+    Redriven,
     RetryPolicy,
+    RollbackJob,
     Submitted,
 )
 
-__all__ = ["change_from", "job_from", "spec_to", "state_to", "submitted_from", "submitted_from_result"]
+__all__ = [
+    "attempts_from",
+    "change_from",
+    "job_from",
+    "redriven_from",
+    "spec_to",
+    "state_to",
+    "submitted_from",
+    "submitted_from_result",
+]
 
 _TIMEOUTS = ("queue_timeout", "run_timeout", "total_timeout", "heartbeat_timeout")
 
@@ -53,6 +65,17 @@ def spec_to(spec: JobSpec) -> pb.JobSpec:
             getattr(message, name).CopyFrom(duration(value, name))
     if spec.retry is not None:
         _fill_policy(message.retry_policy, spec.retry)
+    if spec.rollback is not None:
+        rollback = spec.rollback
+        message.rollback.CopyFrom(
+            pb.RollbackJob(
+                queue=rollback.queue,
+                type=rollback.type,
+                payload=rollback.payload,
+                content_type=rollback.content_type,
+                priority=rollback.priority,
+            )
+        )
     return message
 
 
@@ -108,6 +131,7 @@ def job_from(message: pb.Job) -> Job:
         rank_time=optional_time(message, "rank_time"),
         attempts=tuple(_attempt_from(attempt) for attempt in message.attempts),
         end_reason=message.end_reason,
+        rollback_job_id=message.rollback_job_id,
     )
 
 
@@ -128,6 +152,17 @@ def _spec_from(message: pb.JobSpec) -> JobSpec:
         heartbeat_timeout=_optional_seconds(message, "heartbeat_timeout"),
         retry=_policy_from(message.retry_policy) if message.HasField("retry_policy") else None,
         unique_key=message.unique_key,
+        rollback=_rollback_from(message.rollback) if message.HasField("rollback") else None,
+    )
+
+
+def _rollback_from(message: pb.RollbackJob) -> RollbackJob:
+    return RollbackJob(
+        queue=message.queue,
+        type=message.type,
+        payload=message.payload,
+        content_type=message.content_type,
+        priority=message.priority,
     )
 
 
@@ -178,6 +213,26 @@ def submitted_from_result(message: job_pb.SubmitResult) -> Submitted:
         state=JobState(message.state),
         etag=message.etag,
         error=from_status(message.error) if message.HasField("error") else None,
+    )
+
+
+def attempts_from(message: job_pb.ListAttemptsResponse) -> Attempts:
+    """Return the attempts of a job."""
+    return Attempts(
+        attempts=tuple(_attempt_from(attempt) for attempt in message.attempts),
+        total=message.total,
+        failures=message.failures,
+        lease_losses=message.lease_losses,
+        uncharged=message.uncharged,
+    )
+
+
+def redriven_from(message: job_pb.RedriveJobsResponse) -> Redriven:
+    """Return what a call of RedriveJobs did."""
+    return Redriven(
+        job_ids=tuple(message.job_ids),
+        failures={failure.job_id: from_status(failure.error) for failure in message.failures},
+        examined=message.examined,
     )
 
 

@@ -8,8 +8,10 @@ from datetime import datetime
 
 from leasekeeper.v1 import job_service_pb2 as pb
 from worker_sdk._convert.jobs import (
+    attempts_from,
     change_from,
     job_from,
+    redriven_from,
     spec_to,
     state_to,
     submitted_from,
@@ -21,7 +23,10 @@ from worker_sdk._transport.methods import (
     CANCEL_JOB,
     DELETE_JOB,
     GET_JOB,
+    LIST_ATTEMPTS,
     LIST_JOBS,
+    REDRIVE_JOBS,
+    RETRY_JOB,
     SUBMIT_JOB,
     SUBMIT_JOBS,
     UPDATE_JOB,
@@ -29,7 +34,7 @@ from worker_sdk._transport.methods import (
     WATCH_JOBS,
 )
 from worker_sdk.errors import JobNotFound, OutcomeUnknown
-from worker_sdk.jobs import Job, JobChange, JobSpec, JobState, Submitted
+from worker_sdk.jobs import Attempts, Job, JobChange, JobSpec, JobState, Redriven, Submitted
 
 __all__ = ["JobCalls", "PreparedBatch"]
 
@@ -132,6 +137,58 @@ class JobCalls:
         )
         answer = await self._channel.call(CANCEL_JOB, request, timeout=timeout, request_id=request_id)
         return job_from(answer.job)
+
+    async def retry(
+        self, job_id: str, *, run_at: datetime | None, etag: str, request_id: str, timeout: float
+    ) -> Job:
+        """Run a job again that has failed for good."""
+        request = pb.RetryJobRequest(
+            namespace=self._namespace, request_id=request_id, job_id=job_id, etag=etag
+        )
+        if run_at is not None:
+            request.run_at.CopyFrom(timestamp(run_at, "run_at"))
+        answer = await self._channel.call(RETRY_JOB, request, timeout=timeout, request_id=request_id)
+        return job_from(answer.job)
+
+    async def redrive(
+        self,
+        *,
+        states: Sequence[JobState],
+        queue: str,
+        type: str,
+        labels: Mapping[str, str],
+        failure_type: str,
+        settled_before: datetime | None,
+        max_jobs: int,
+        jobs_per_second: int,
+        validate_only: bool,
+        page_token: str,
+        request_id: str,
+        timeout: float,
+    ) -> tuple[Redriven, str]:
+        """Retry a page of jobs; return what became of it and the token of the next page, empty at the end."""
+        request = pb.RedriveJobsRequest(
+            namespace=self._namespace,
+            request_id=request_id,
+            states=[state_to(state) for state in states],
+            queue=queue,
+            type=type,
+            labels=labels,
+            failure_type=failure_type,
+            max_jobs=max_jobs,
+            jobs_per_second=jobs_per_second,
+            validate_only=validate_only,
+            page_token=page_token,
+        )
+        if settled_before is not None:
+            request.settled_before.CopyFrom(timestamp(settled_before, "settled_before"))
+        answer = await self._channel.call(REDRIVE_JOBS, request, timeout=timeout, request_id=request_id)
+        return redriven_from(answer), answer.next_page_token
+
+    async def attempts(self, job_id: str, *, timeout: float) -> Attempts:
+        """Read the attempts of a job."""
+        request = pb.ListAttemptsRequest(namespace=self._namespace, job_id=job_id)
+        return attempts_from(await self._channel.call(LIST_ATTEMPTS, request, timeout=timeout))
 
     async def delete(self, job_id: str, *, etag: str, request_id: str, timeout: float) -> None:
         """Delete a terminal job."""

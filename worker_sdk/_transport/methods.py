@@ -20,10 +20,13 @@ __all__ = [
     "DELETE_JOB",
     "GET_JOB",
     "HEARTBEAT",
+    "LIST_ATTEMPTS",
     "LIST_JOBS",
     "OBSERVE_LOCK",
     "OPEN_SESSION",
+    "REDRIVE_JOBS",
     "RELEASE_LOCK",
+    "RETRY_JOB",
     "SAVE_CHECKPOINT",
     "SETTLE_JOBS",
     "SUBMIT_JOB",
@@ -60,6 +63,9 @@ WAIT_JOB = Method(_JOBS + "WaitJob", job_pb.WaitJobRequest, job_pb.WaitJobRespon
 WATCH_JOBS = Method(_JOBS + "WatchJobs", job_pb.WatchJobsRequest, job_pb.WatchJobsResponse, False)
 UPDATE_JOB = Method(_JOBS + "UpdateJob", job_pb.UpdateJobRequest, job_pb.UpdateJobResponse, True)
 CANCEL_JOB = Method(_JOBS + "CancelJob", job_pb.CancelJobRequest, job_pb.CancelJobResponse, True)
+RETRY_JOB = Method(_JOBS + "RetryJob", job_pb.RetryJobRequest, job_pb.RetryJobResponse, True)
+REDRIVE_JOBS = Method(_JOBS + "RedriveJobs", job_pb.RedriveJobsRequest, job_pb.RedriveJobsResponse, True)
+LIST_ATTEMPTS = Method(_JOBS + "ListAttempts", job_pb.ListAttemptsRequest, job_pb.ListAttemptsResponse, False)
 DELETE_JOB = Method(_JOBS + "DeleteJob", job_pb.DeleteJobRequest, job_pb.DeleteJobResponse, True)
 OPEN_SESSION = Method(_WORK + "OpenSession", work_pb.OpenSessionRequest, work_pb.OpenSessionResponse, True)
 CLOSE_SESSION = Method(

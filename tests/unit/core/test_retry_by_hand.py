@@ -78,6 +78,15 @@ def test_one_request_retries_a_job_once_even_if_it_died_again() -> None:
     assert retried(died).state is S.PENDING
 
 
+def test_a_repeat_that_comes_after_the_job_succeeded_is_no_error() -> None:
+    held, claim = jobs.claimed(retried(jobs.dead(), digest=b"request"), TOKEN + 1)
+    done = jobs.after(decide(held, claim, c.Complete(token=TOKEN + 1, digest=b"d"), LATER))
+
+    assert isinstance(decide(done, None, c.Retry(digest=b"request"), LATER), Unchanged)
+    assert jobs.reason(decide(done, None, c.Retry(digest=b"another"), LATER)) == "JOB_TERMINAL"
+    assert jobs.reason(decide(done, None, c.Retry(), LATER)) == "JOB_TERMINAL"
+
+
 def test_retries_within_a_millisecond_are_told_apart() -> None:
     first = retried(jobs.dead())
     second = retried(replace(first, state=S.DEAD, settle_ms=LATER))

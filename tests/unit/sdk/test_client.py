@@ -27,6 +27,7 @@ from worker_sdk import (
     LeasekeeperError,
     OutcomeUnknown,
     RetryConfig,
+    RollbackJob,
     StorageFull,
     Timeouts,
     Unavailable,
@@ -146,6 +147,9 @@ METHODS: dict[str, Callable[[JobClient], Awaitable[object]]] = {
     "ListJobs": lambda client: anext(client.list()),
     "WaitJob": lambda client: client.wait("j"),
     "CancelJob": lambda client: client.cancel("j"),
+    "RetryJob": lambda client: client.retry("j"),
+    "RedriveJobs": lambda client: anext(client.redrive()),
+    "ListAttempts": lambda client: client.attempts("j"),
     "DeleteJob": lambda client: client.delete("j"),
     "UpdateJob": lambda client: client.update("j", priority=1),
 }
@@ -218,6 +222,43 @@ async def test_a_delete_whose_repeat_finds_nothing_has_succeeded(server: FakeCoo
         await client.delete("j")
         with pytest.raises(JobNotFound):
             await client.delete("j")
+
+
+async def test_a_dead_job_is_retried_under_one_request_id(server: FakeCoordinator) -> None:
+    server.add("j").state = "fail"
+    server.script("RetryJob", LoseReply())
+    at = datetime(2030, 1, 1, tzinfo=UTC)
+    async with quick(server.endpoint) as client:
+        job = await client.retry("j", run_at=at, etag="7")
+    assert job.state is JobState.PENDING
+    first, second = server.calls["RetryJob"]
+    assert first == second
+    assert first.request_id
+    assert (first.etag, first.run_at.ToDatetime(UTC)) == ("7", at)
+
+
+async def test_a_redrive_goes_over_all_pages_under_one_request_id(server: FakeCoordinator) -> None:
+    for n in range(5):
+        server.add(f"j{n}").state = "fail"
+    async with quick(server.endpoint) as client:
+        dry = [done.job_ids async for done in client.redrive(jobs_per_call=2, validate_only=True)]
+        real = [
+            done.job_ids async for done in client.redrive(jobs_per_call=2, queue="q", failure_type="Broken")
+        ]
+    assert dry == real == [("j0", "j1"), ("j2", "j3"), ("j4",)]
+    calls = server.calls["RedriveJobs"][3:]
+    assert len({call.request_id for call in calls}) == 1
+    assert {(call.queue, call.failure_type, call.jobs_per_second) for call in calls} == {("q", "Broken", 100)}
+
+
+async def test_a_rollback_job_and_attempts_travel_as_values(server: FakeCoordinator) -> None:
+    undo = RollbackJob(queue="undo", type="refund", payload=b"p", content_type="text/plain", priority=2)
+    async with quick(server.endpoint) as client:
+        await client.submit(JobSpec(queue="q", type="t", job_id="j", rollback=undo))
+        server.jobs["j"].attempt = 2
+        assert (await client.get("j")).spec.rollback == undo
+        attempts = await client.attempts("j")
+    assert ([one.number for one in attempts.attempts], attempts.total) == ([1, 2], 2)
 
 
 async def test_an_update_refused_after_an_unanswered_try_is_of_unknown_outcome(

@@ -109,8 +109,10 @@ class JobServiceStub:
         leasekeeper.v1.job_service_pb2.RetryJobRequest,
         leasekeeper.v1.job_service_pb2.RetryJobResponse,
     ]
-    """Makes a DEAD or QUARANTINED job claimable again, under its id, with its payload and checkpoint. Failures, lease losses
-    and uncharged returns count from 0 again; attempts and tokens go on. A repeat finds the job waiting or running and is no error.
+    """Makes a DEAD or QUARANTINED job claimable again, under its id, with its payload and checkpoint. Failures, lease losses,
+    uncharged returns and the total timeout count from 0 again; attempts and tokens go on. One that was taken away from a
+    session first waits one TTL of it. A job that waits or runs is left as it is, and so is one that this request_id has
+    retried before, whatever became of it since; neither is an error, whatever the etag.
 
     NOT_FOUND: JOB_NOT_FOUND. FAILED_PRECONDITION: JOB_TERMINAL (it SUCCEEDED or is CANCELLED).
     ALREADY_EXISTS: DUPLICATE_JOB (its unique key belongs to another job by now). ABORTED: ETAG_MISMATCH.
@@ -122,7 +124,8 @@ class JobServiceStub:
         leasekeeper.v1.job_service_pb2.RedriveJobsResponse,
     ]
     """Retries DEAD and QUARANTINED jobs that match, a page at a time and no faster than asked. Go on with `next_page_token`
-    until it is empty; a repeat of a call finds what it already did no longer matching.
+    until it is empty; a page may hold no job. A repeat of a call finds what it already did no longer matching, also if
+    such a job has died again, as long as it comes with the same request_id.
 
     INVALID_ARGUMENT: VALIDATION_FAILED (page token of another query, states other than DEAD and QUARANTINED, rate).
     RESOURCE_EXHAUSTED: STORAGE_FULL.
@@ -237,8 +240,10 @@ class JobServiceAsyncStub:
         leasekeeper.v1.job_service_pb2.RetryJobRequest,
         leasekeeper.v1.job_service_pb2.RetryJobResponse,
     ]
-    """Makes a DEAD or QUARANTINED job claimable again, under its id, with its payload and checkpoint. Failures, lease losses
-    and uncharged returns count from 0 again; attempts and tokens go on. A repeat finds the job waiting or running and is no error.
+    """Makes a DEAD or QUARANTINED job claimable again, under its id, with its payload and checkpoint. Failures, lease losses,
+    uncharged returns and the total timeout count from 0 again; attempts and tokens go on. One that was taken away from a
+    session first waits one TTL of it. A job that waits or runs is left as it is, and so is one that this request_id has
+    retried before, whatever became of it since; neither is an error, whatever the etag.
 
     NOT_FOUND: JOB_NOT_FOUND. FAILED_PRECONDITION: JOB_TERMINAL (it SUCCEEDED or is CANCELLED).
     ALREADY_EXISTS: DUPLICATE_JOB (its unique key belongs to another job by now). ABORTED: ETAG_MISMATCH.
@@ -250,7 +255,8 @@ class JobServiceAsyncStub:
         leasekeeper.v1.job_service_pb2.RedriveJobsResponse,
     ]
     """Retries DEAD and QUARANTINED jobs that match, a page at a time and no faster than asked. Go on with `next_page_token`
-    until it is empty; a repeat of a call finds what it already did no longer matching.
+    until it is empty; a page may hold no job. A repeat of a call finds what it already did no longer matching, also if
+    such a job has died again, as long as it comes with the same request_id.
 
     INVALID_ARGUMENT: VALIDATION_FAILED (page token of another query, states other than DEAD and QUARANTINED, rate).
     RESOURCE_EXHAUSTED: STORAGE_FULL.
@@ -383,8 +389,10 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
         request: leasekeeper.v1.job_service_pb2.RetryJobRequest,
         context: _ServicerContext,
     ) -> typing.Union[leasekeeper.v1.job_service_pb2.RetryJobResponse, collections.abc.Awaitable[leasekeeper.v1.job_service_pb2.RetryJobResponse]]:
-        """Makes a DEAD or QUARANTINED job claimable again, under its id, with its payload and checkpoint. Failures, lease losses
-        and uncharged returns count from 0 again; attempts and tokens go on. A repeat finds the job waiting or running and is no error.
+        """Makes a DEAD or QUARANTINED job claimable again, under its id, with its payload and checkpoint. Failures, lease losses,
+        uncharged returns and the total timeout count from 0 again; attempts and tokens go on. One that was taken away from a
+        session first waits one TTL of it. A job that waits or runs is left as it is, and so is one that this request_id has
+        retried before, whatever became of it since; neither is an error, whatever the etag.
 
         NOT_FOUND: JOB_NOT_FOUND. FAILED_PRECONDITION: JOB_TERMINAL (it SUCCEEDED or is CANCELLED).
         ALREADY_EXISTS: DUPLICATE_JOB (its unique key belongs to another job by now). ABORTED: ETAG_MISMATCH.
@@ -398,7 +406,8 @@ class JobServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[leasekeeper.v1.job_service_pb2.RedriveJobsResponse, collections.abc.Awaitable[leasekeeper.v1.job_service_pb2.RedriveJobsResponse]]:
         """Retries DEAD and QUARANTINED jobs that match, a page at a time and no faster than asked. Go on with `next_page_token`
-        until it is empty; a repeat of a call finds what it already did no longer matching.
+        until it is empty; a page may hold no job. A repeat of a call finds what it already did no longer matching, also if
+        such a job has died again, as long as it comes with the same request_id.
 
         INVALID_ARGUMENT: VALIDATION_FAILED (page token of another query, states other than DEAD and QUARANTINED, rate).
         RESOURCE_EXHAUSTED: STORAGE_FULL.
