@@ -187,12 +187,14 @@ class LockEngine:
         wait is over.
         """
         before: list[asyncio.Task[Mapping[str, int]]] = []
-        failures = 0
+        failures = sends = 0
         give_up = max(until, self._seams.now() + self._connection.timeouts.call)
         try:
             while True:
                 left = max(0.0, until - self._seams.now())
-                task = asyncio.create_task(self._ask(hold, session_id, wish, min(left, _LONGEST_WAIT)))
+                asking = self._ask(hold, session_id, wish, min(left, _LONGEST_WAIT), sends)
+                task = asyncio.create_task(asking)
+                sends += 1
                 before = [*(one for one in before if not one.done()), task]
                 if left > _LONGEST_WAIT:
                     await asyncio.wait([task], timeout=_LONGEST_WAIT - _OVERLAP)
@@ -213,7 +215,9 @@ class LockEngine:
                 task.cancel()
             await asyncio.gather(*before, return_exceptions=True)
 
-    async def _ask(self, hold: LockHold, session_id: str, wish: LockWish, wait: float) -> Mapping[str, int]:
+    async def _ask(
+        self, hold: LockHold, session_id: str, wish: LockWish, wait: float, repeats: int
+    ) -> Mapping[str, int]:
         return await self._calls.acquire(
             request_id=hold.request_id,
             session_id=session_id,
@@ -222,6 +226,7 @@ class LockEngine:
             permits=wish.permits,
             value=wish.value,
             wait=wait,
+            repeats=repeats,
             timeout=None if wait > 0 else self._connection.timeouts.attempt,
         )
 

@@ -55,7 +55,8 @@ class LockEntry:
     """One ``lock/`` key. ``waiter`` is its last part: session and request digest, or a job.
 
     ``permits`` count for SEMAPHORE alone. ``revision``: create revision; 0 before the entry is there.
-    ``version``: mod revision; above ``revision`` once a repeat of its call has taken it over.
+    ``version``: mod revision; above ``revision`` once a repeat of its call has taken it over, and 0 in a call
+    that it does not belong to. ``repeats``: which send of its call it belongs to.
     """
 
     name: str
@@ -69,6 +70,7 @@ class LockEntry:
     since_ms: int = 0
     revision: int = 0
     version: int = 0
+    repeats: int = 0
 
     @property
     def places(self) -> int | None:

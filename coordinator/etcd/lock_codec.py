@@ -28,6 +28,7 @@ def encode_lock(entry: LockEntry) -> bytes:
         nonce=entry.nonce,
         value=entry.value,
         since_ms=entry.since_ms,
+        repeats=entry.repeats,
     ).SerializeToString()
 
 
@@ -54,6 +55,7 @@ def decode_lock(name: str, waiter: str, kv: KeyValue) -> LockEntry:
         nonce=record.nonce,
         value=record.value,
         since_ms=record.since_ms,
+        repeats=record.repeats,
         revision=kv.create_revision,
         version=kv.mod_revision,
     )

@@ -85,6 +85,7 @@ class LockServicer:
             permits=request.permits or 1,
             value=request.value,
             wait_ms=max(0, min(duration_ms(request.wait), left_ms)),
+            repeats=request.repeats,
         )
         entries = await self._acquisition.acquire(namespace_of(request.namespace), wish, deadline)
         return pb.AcquireLockResponse(

@@ -67,6 +67,8 @@ def check_acquire(request: pb.AcquireLockRequest, call_limits: CallLimits) -> No
         found.add("value", f"is {len(request.value)} bytes long, the limit is {limits.LOCK_VALUE_BYTES}")
     if request.HasField("wait"):
         check_duration(found, "wait", request.wait, call_limits.wait_max_ms)
+    if request.repeats < 0:
+        found.add("repeats", f"must not be negative, is {request.repeats}")
     found.check()
 
 

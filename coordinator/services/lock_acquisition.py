@@ -5,7 +5,7 @@ seen so: it owns by its own commit. Any other puts them to wait, and owns when t
 that nobody is before it (``services.lock_lines``). Several names are put in one Txn, so two calls stand in
 the same order at every lock, and no circle of them can wait for each other.
 
-Whoever gives up takes its entries out of the line. An entry of an earlier try of the same call is adopted
+Whoever gives up takes its entries out of the line. An entry of an earlier send of the same call is adopted
 first, so that the clean-up of that try leaves it alone.
 """
 
@@ -169,6 +169,7 @@ class LockAcquisition:
                 nonce=nonce,
                 value=wish.value,
                 since_ms=now_ms,
+                repeats=wish.repeats,
             )
             for name in wish.names
         )
@@ -318,6 +319,10 @@ class LockAcquisition:
                 "this request_id asked for other locks before",
                 metadata={"session_id": call.session_id},
             )
+        repeats = call.entries[0].repeats
+        if any(entry.repeats > repeats for entry in own):
+            # This call is the repeat's elder, still under way: it may answer, and takes nothing out.
+            return await self._judged(call, [replace(entry, version=0) for entry in own], waits=waits)
         if len(own) < len(call.entries):
             # One of them was revoked: the others are worth nothing to a call that wants all.
             await self._cleanup.remove(call.namespace, own, seconds=self._config.leave_timeout)
@@ -346,6 +351,7 @@ class LockAcquisition:
 
     async def _adopt(self, call: _Call, own: Sequence[LockEntry]) -> list[LockEntry] | None:
         commit_by = min(call.deadline, self._clock.monotonic() + self._config.commit_timeout)
+        own = [replace(entry, repeats=call.entries[0].repeats) for entry in own]
         pending = asyncio.ensure_future(self._store.adopt(call.namespace, own, deadline=commit_by))
         try:
             version = await asyncio.shield(pending)

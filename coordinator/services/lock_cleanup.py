@@ -96,6 +96,7 @@ class LockCleanup:
             entries = left.entries
             if not isinstance(entries, Sequence):
                 entries = await entries
+            entries = [entry for entry in entries if entry.version]  # others belong to a later send
             for number in range(_TRIES):
                 if number:
                     await self._clock.sleep(_PAUSE_S)

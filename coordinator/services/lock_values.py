@@ -15,7 +15,10 @@ LOCK: Final = "lock"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockWish:
-    """Locks that a session wants, all or none. ``wait_ms`` 0: answer at once; ``names`` differ."""
+    """Locks that a session wants, all or none. ``wait_ms`` 0: answer at once; ``names`` differ.
+
+    ``repeats``: how often the request was sent before.
+    """
 
     session_id: str
     request_id: str
@@ -24,6 +27,7 @@ class LockWish:
     permits: int = 1
     value: bytes = b""
     wait_ms: int = 0
+    repeats: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,7 @@ class Call:
     mode: LockMode
     permits: int
     wait_ms: int
+    repeats: int = 0
     task: asyncio.Task[list[LockEntry]] | None = None
 
     @property
@@ -149,6 +150,7 @@ class LockWorld:
                 mode=call.mode,
                 permits=call.permits,
                 wait_ms=call.wait_ms,
+                repeats=call.repeats,
             )
         )
         self.calls.append(call)
@@ -159,7 +161,8 @@ class LockWorld:
         if not under_way:
             return
         call = self.random.choice(under_way)
-        again = replace(call, side=self.random.randrange(2), task=None)
+        same = [one.repeats for one in self.calls if one.waiter == call.waiter]
+        again = replace(call, side=self.random.randrange(2), task=None, repeats=max(same) + 1)
         if self.random.random() < 0.5:
             assert call.task is not None
             call.task.cancel()

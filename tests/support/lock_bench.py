@@ -114,6 +114,7 @@ class LockCoordinator:
         permits: int = 1,
         value: bytes = b"",
         wait_ms: int = 0,
+        repeats: int = 0,
         deadline: float = FAR,
     ) -> list[LockEntry]:
         """AcquireLock."""
@@ -125,6 +126,7 @@ class LockCoordinator:
             permits=permits,
             value=value,
             wait_ms=wait_ms,
+            repeats=repeats,
         )
         return await self.acquisition.acquire(NS, wish, deadline)
 

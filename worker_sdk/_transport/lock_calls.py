@@ -32,9 +32,13 @@ class LockCalls:
         permits: int,
         value: bytes,
         wait: float,
+        repeats: int = 0,
         timeout: float | None = None,
     ) -> Mapping[str, int]:
-        """Ask once, waiting up to *wait* seconds in line; return the tokens by name."""
+        """Ask once, waiting up to *wait* seconds in line; return the tokens by name.
+
+        *repeats*: how often the request was sent before.
+        """
         request = pb.AcquireLockRequest(
             namespace=self._namespace,
             request_id=request_id,
@@ -44,6 +48,7 @@ class LockCalls:
             permits=permits,
             value=value,
             wait=duration(wait, "wait") if wait > 0 else None,
+            repeats=repeats,
         )
         answer = await self._channel.attempt(
             ACQUIRE_LOCK, request, timeout=wait + _WAIT_GRACE if timeout is None else timeout

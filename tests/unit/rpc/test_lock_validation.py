@@ -63,6 +63,7 @@ def test_a_good_acquisition_passes(more: dict[str, Any]) -> None:
         ("permits", {"mode": SEMAPHORE, "permits": -1}),
         ("permits", {"mode": pb.LOCK_MODE_SHARED, "permits": 2}),
         ("value", {"value": b"v" * 1025}),
+        ("repeats", {"repeats": -1}),
         ("wait", {"wait": Duration(seconds=31)}),
         ("wait", {"wait": Duration(seconds=-1)}),
         ("wait", {"wait": Duration(seconds=1, nanos=-1)}),

@@ -228,6 +228,25 @@ async def test_a_repeat_finds_its_entry_and_the_first_call_s_clean_up_leaves_it_
     await other.stop()
 
 
+async def test_a_first_send_that_comes_late_leaves_the_repeat_s_entry_alone(
+    one: LockCoordinator, store: MemoryLocks
+) -> None:
+    other = LockCoordinator(store, SteppingClock())
+    await other.start()
+    [held] = await one.take("l", session=A)
+    again = waiting(other, "l", session=B, request="w", repeats=1)
+    await settle()
+    late = waiting(one, "l", session=B, request="w")
+    await settle()
+    [_, stands] = store.line("l")
+    assert (stands.version, stands.repeats) == (stands.revision, 1), "not adopted"
+    late.cancel()
+    await settle()
+    await one.give(held)
+    assert [e.revision for e in await again] == [stands.revision]
+    await other.stop()
+
+
 async def test_an_owner_s_repeat_gets_the_same_token(one: LockCoordinator, store: MemoryLocks) -> None:
     [first] = await one.take("l", session=A)
     [again] = await one.take("l", session=A)

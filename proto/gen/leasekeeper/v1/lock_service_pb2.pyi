@@ -59,6 +59,7 @@ class AcquireLockRequest(google.protobuf.message.Message):
     PERMITS_FIELD_NUMBER: builtins.int
     VALUE_FIELD_NUMBER: builtins.int
     WAIT_FIELD_NUMBER: builtins.int
+    REPEATS_FIELD_NUMBER: builtins.int
     namespace: builtins.str
     request_id: builtins.str
     """Required, 1-128 bytes, new for each acquisition; the same again only for a repeat."""
@@ -69,6 +70,10 @@ class AcquireLockRequest(google.protobuf.message.Message):
     """1-1,000; only for a semaphore, the same for all its users."""
     value: builtins.bytes
     """What observers see; at most 1 KiB."""
+    repeats: builtins.int
+    """How often this very request was sent before: 0, then 1, 2, … An entry belongs to the latest send that has found it: an earlier
+    one that is still under way somewhere leaves it alone when it gives up.
+    """
     @property
     def names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
         """1-8 different names, 1-256 bytes of UTF-8 without control characters."""
@@ -88,9 +93,10 @@ class AcquireLockRequest(google.protobuf.message.Message):
         permits: builtins.int = ...,
         value: builtins.bytes = ...,
         wait: google.protobuf.duration_pb2.Duration | None = ...,
+        repeats: builtins.int = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["wait", b"wait"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["mode", b"mode", "names", b"names", "namespace", b"namespace", "permits", b"permits", "request_id", b"request_id", "session_id", b"session_id", "value", b"value", "wait", b"wait"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["mode", b"mode", "names", b"names", "namespace", b"namespace", "permits", b"permits", "repeats", b"repeats", "request_id", b"request_id", "session_id", b"session_id", "value", b"value", "wait", b"wait"]) -> None: ...
 
 global___AcquireLockRequest = AcquireLockRequest
 

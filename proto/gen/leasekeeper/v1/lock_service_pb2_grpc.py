@@ -90,7 +90,7 @@ class LockServiceServicer(object):
 
     def AcquireLock(self, request, context):
         """Takes one lock, or several all or none. With `wait` it stands in line; a call that gives up leaves nothing behind.
-        A repeat with the same request_id, at any coordinator, finds its own entries and keeps their place in the line: after
+        A repeat with the same request_id and `repeats` counted up, at any coordinator, finds its own entries and keeps their place in the line: after
         OUTCOME_UNKNOWN and DRAINING they may still stand.
 
         NOT_FOUND: SESSION_NOT_FOUND. ABORTED: LOCK_HELD (metadata: name, holder, token; RetryInfo).

@@ -813,6 +813,7 @@ class LockRecord(google.protobuf.message.Message):
     NONCE_FIELD_NUMBER: builtins.int
     VALUE_FIELD_NUMBER: builtins.int
     SINCE_MS_FIELD_NUMBER: builtins.int
+    REPEATS_FIELD_NUMBER: builtins.int
     format: builtins.int
     session: builtins.str
     mode: builtins.int
@@ -825,6 +826,8 @@ class LockRecord(google.protobuf.message.Message):
     value: builtins.bytes
     """What observers see."""
     since_ms: builtins.int
+    repeats: builtins.int
+    """Which send of the call it belongs to: 0 the first, then its repeats."""
     def __init__(
         self,
         *,
@@ -836,7 +839,8 @@ class LockRecord(google.protobuf.message.Message):
         nonce: builtins.bytes = ...,
         value: builtins.bytes = ...,
         since_ms: builtins.int = ...,
+        repeats: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["format", b"format", "job", b"job", "mode", b"mode", "nonce", b"nonce", "permits", b"permits", "session", b"session", "since_ms", b"since_ms", "value", b"value"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["format", b"format", "job", b"job", "mode", b"mode", "nonce", b"nonce", "permits", b"permits", "repeats", b"repeats", "session", b"session", "since_ms", b"since_ms", "value", b"value"]) -> None: ...
 
 global___LockRecord = LockRecord
