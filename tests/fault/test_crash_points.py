@@ -13,7 +13,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from coordinator.embedded.etcd_process import EtcdProcess
 from coordinator.failpoints import EXIT_CODE, POINTS
-from tests.fault.support.calls import Calls, available
+from tests.fault.support.calls import Calls, available, seconds
 from tests.fault.support.court import Court
 from tests.fault.support.processes import SWEEP_OFTEN, Coordinator
 
@@ -37,7 +37,8 @@ async def provoke(point: str, calls: Calls, court: Court) -> None:
     if part == "due":
         await calls.submit("j1", unique_key="k", run_at=soon())
         return
-    await calls.submit("j1", unique_key="k")
+    limit = {"run_timeout": seconds(1)} if part == "overdue" else {}
+    await calls.submit("j1", unique_key="k", **limit)
     if part == "change":
         await calls.cancel("j1")
         return
@@ -48,9 +49,10 @@ async def provoke(point: str, calls: Calls, court: Court) -> None:
     elif part == "lost":
         async with court.etcd() as etcd:
             await etcd.lease_revoke(int(session, 16), timeout=5)
-    elif part == "take-away":
+    elif part in ("take-away", "overdue"):
+        listed = [claim] if part == "overdue" else []
         while True:  # until the coordinator is gone
-            await calls.beat(session)
+            await calls.beat(session, listed)
             await asyncio.sleep(0.3)
 
 
@@ -87,5 +89,6 @@ async def test_a_crash_between_two_steps_leaves_nothing_behind(
         assert (second.job_id, claim.job_id) == ("j2", "j2")
         assert await calls.complete(claim) == "SUCCEEDED"
     judgement = await own_court.judge(submitted=["j1", "j2"])
-    assert judgement.jobs["j1"].failures == 0
+    # Only a run that took too long is charged, and only if that was committed.
+    assert judgement.jobs["j1"].failures == (point == "overdue.after-commit")
     assert await own_court.leases() <= 6, "leases were left behind"
