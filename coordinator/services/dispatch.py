@@ -157,9 +157,10 @@ class Dispatch:
         place = self._waiters.number()
         known = self._holders.session(namespace, query.session_id) is not None
         for _ in range(_ROUNDS):
-            probe = await self._probe(namespace, query, pairs, nonce, deadline)
-            if probe:
-                return probe
+            if self._circuits.barred:
+                probe = await self._probe(namespace, query, pairs, nonce, deadline)
+                if probe:
+                    return probe
             proposals = self._propose(namespace, query, pairs, nonce, deadline)
             if proposals:
                 claimed = await self._commit(namespace, query.session_id, nonce, proposals)
@@ -242,8 +243,6 @@ class Dispatch:
     ) -> list[ClaimedJob]:
         """One job of a circuit that wants a probe, before all others: else one that is busy with other types
         would never find out."""
-        if not self._circuits.barred:
-            return []
         for pair in pairs:
             if not self._circuits.may_probe(pair):
                 continue
