@@ -91,6 +91,9 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     ("flags", "says"),
     [
         ({"sessions": {"ttl_min_s": 1}}, "(2) must be at most sessions.ttl_min_s (1)"),
+        ({"circuits": {"failure_ratio": 1.5}}, "circuits.failure_ratio (1.5) must be at most all (1)"),
+        ({"circuits": {"first_pause_s": 400}}, "must be at most circuits.longest_pause_s (300)"),
+        ({"circuits": {"probes_to_close": 0}}, "must be greater than 0"),
         ({"sessions": {"ttl_min_s": 12}}, "ttl_min_s (12) must be at most sessions.ttl_default_s (10)"),
         ({"sessions": {"ttl_max_s": 9}}, "ttl_default_s (10) must be at most sessions.ttl_max_s (9)"),
         ({"sessions": {"heartbeat_max_s": 1900}}, "heartbeat_max_s (1900) must be at most"),
