@@ -40,6 +40,9 @@ _log = logging.getLogger("worker_sdk.locks")
 _LONGEST_WAIT = 30.0
 """One call waits at most so long (AcquireLock's limit, seconds)."""
 
+_NEXT_SESSION = 0.2
+"""Seconds between two looks for a new session after one has ended."""
+
 _OVERLAP = 5.0
 """So many seconds before a call's wait ends, the next one takes over its place in the line."""
 
@@ -143,11 +146,24 @@ class LockEngine:
             LockHeld: not within the wait. LockLost: taken away before it could be used.
             LeasekeeperError: any other refusal; nothing is left behind.
         """
-        seams = self._seams
-        begun = seams.now()
-        call_timeout = self._connection.timeouts.call
+        begun = self._seams.now()
         until = float("inf") if wish.wait is None else begun + wish.wait
-        generation, session_id = await self._opened(max(until, begun + call_timeout))
+        give_up = max(until, begun + self._connection.timeouts.call)
+        while True:
+            generation, session_id = await self._opened(give_up)
+            try:
+                return await self._acquire(wish, generation, session_id, until)
+            except SessionNotFound:
+                # Its place in the line has gone with the session; the next session stands at the end.
+                if self._seams.now() + _NEXT_SESSION >= give_up:
+                    raise
+            if self._session is not None:
+                self._session.hurry()
+            await self._seams.sleep(_NEXT_SESSION)
+
+    async def _acquire(self, wish: LockWish, generation: int, session_id: str, until: float) -> LockHold:
+        """Take locks with one session."""
+        seams, call_timeout = self._seams, self._connection.timeouts.call
         hold = self._book.ask(generation, seams.identifier(), wish.names)
         if hold is None:
             raise SessionNotFound("the session ended while the lock was asked for")
@@ -207,7 +223,9 @@ class LockEngine:
                         raise
                     failures += 1
                     pause = self._pause(failures, error)
-                    if hold.lost.is_set() or self._seams.now() + pause >= give_up:
+                    if hold.lost.is_set():
+                        raise SessionNotFound("the session ended while the lock was waited for") from error
+                    if self._seams.now() + pause >= give_up:
                         raise
                 await self._seams.sleep(pause)
         finally:

@@ -13,7 +13,7 @@ import grpc.aio
 import pytest
 
 from leasekeeper.v1 import lock_service_pb2 as pb
-from leasekeeper.v1 import lock_service_pb2_grpc
+from leasekeeper.v1 import lock_service_pb2_grpc, worker_service_pb2, worker_service_pb2_grpc
 from tests.support.polling import eventually
 from worker_sdk import (
     ClientClosed,
@@ -105,6 +105,28 @@ async def test_a_wait_longer_than_one_call_keeps_its_place(
             await asyncio.sleep(0.2)
     await asyncio.gather(first, second)
     assert order == ["first", "second"]
+
+
+async def test_a_wait_outlives_its_session(endpoint: str, one: LockClient, two: LockClient) -> None:
+    async def wait() -> int:
+        async with two.lock("a", wait=None) as lock:
+            lock.check()
+            return lock.token
+
+    async with one.lock("a") as held:
+        waiting = asyncio.create_task(wait())
+        await asyncio.sleep(0.2)
+        assert two._engine._current is not None
+        async with grpc.aio.insecure_channel(endpoint) as channel:
+            workers: Any = worker_service_pb2_grpc.WorkerServiceStub(channel)
+            ended = two._engine._current[1]
+            await workers.CloseSession(
+                worker_service_pb2.CloseSessionRequest(session_id=ended, request_id="x"), timeout=10
+            )
+    async with asyncio.timeout(20):
+        assert await waiting > held.token
+    assert two._engine._current is not None
+    assert two._engine._current[1] != ended
 
 
 async def test_several_names_are_had_all_or_none(one: LockClient, two: LockClient) -> None:
