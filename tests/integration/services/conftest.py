@@ -49,6 +49,7 @@ class Side:
     subscription: Subscription
     lost: LostPass
     due: DuePass
+    index: Index
     clock: SystemClock = field(default_factory=SystemClock)
 
     @property
@@ -135,6 +136,7 @@ def start_side(etcd_server: EtcdProcess, namespace: str) -> SideFactory:
             subscription=subscription,
             lost=lost,
             due=due,
+            index=index,
         )
         async with store:
             passes = [asyncio.create_task(index.run()), asyncio.create_task(lost.run())]
