@@ -64,8 +64,9 @@ no jitter) and a session TTL of 10 s.
 TAIL = """
 "Drain" is a worker that gives back what it holds before it stops. A job that the coordinator takes from a
 session that may be alive waits one TTL of that session, so that its holder hears of it first; a job whose
-lease has ended waits for nothing. Failures and lease losses are counted apart: a crash burns no retry. The
-{free} free returns are counted over the life of the job.
+lease has ended waits for nothing, unless many are lost together or it was lost before. Failures and lease
+losses are counted apart: a crash burns no retry. All counters, also that of the {free} free returns, begin
+again with a retry by hand. [Retries](retries.md) names the test of each row.
 """
 
 

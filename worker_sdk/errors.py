@@ -349,16 +349,25 @@ class JobCancelled(LeasekeeperError):
     """The job was asked to stop: by a user, by the run's deadline, or by the worker's shutdown."""
 
 
+_LONGEST_DELAY = 30 * 24 * 3600
+
+
 class Retry(Exception):
     """Raise it in a handler: the attempt failed and is charged; run again after `delay` seconds.
 
     Args:
         message: for people; cut to 512 bytes.
-        delay: seconds until the next attempt, in place of the policy's; None: as the policy says.
+        delay: seconds until the next attempt, 0 to 30 days, in place of the policy's; None: as the policy
+            says.
         type: class of failure; default ``Retry``.
+
+    Raises:
+        ValueError: a delay that is no such number. In a handler, the attempt has failed with that.
     """
 
     def __init__(self, message: str = "", *, delay: float | None = None, type: str = "Retry") -> None:
+        if delay is not None and not 0 <= delay <= _LONGEST_DELAY:
+            raise ValueError(f"delay: must be from 0 to {_LONGEST_DELAY} s, is {delay!r}")
         super().__init__(message)
         self.delay = delay
         self.type = type

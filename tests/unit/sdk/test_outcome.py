@@ -87,3 +87,15 @@ def test_long_and_odd_texts_are_cut_at_a_characters_border() -> None:
     message = settlement_to("j", 1, Failed("T" * 200, "é" * 400 + "\ud800"))
     assert len(message.fail.failure.type) == 127
     assert message.fail.failure.message == "é" * 256
+
+
+@pytest.mark.parametrize("delay", [-1.0, -1e-9, float("nan"), float("inf"), 1e12])
+def test_a_delay_that_cannot_be_is_refused_where_it_is_raised(delay: float) -> None:
+    """Fault case 057: it would be refused with the whole settlement, and the job stay held."""
+    with pytest.raises(ValueError, match="delay: must be from 0 to 2592000 s"):
+        Retry("later", delay=delay)
+
+
+@pytest.mark.parametrize("delay", [0, 0.0001, 2_592_000])
+def test_a_delay_within_its_bounds_is_told(delay: float) -> None:
+    assert from_exception(Retry("later", delay=delay), None) == Failed("Retry", "later", delay=delay)
