@@ -104,6 +104,7 @@ class _Space:
     listed: int = 0
     passed: int = 0
     changed: set[str] = field(default_factory=set)
+    lingering: set[str] = field(default_factory=set)  # empty lines whose look the watch has not come to
     of_session: defaultdict[str, set[tuple[str, str]]] = field(default_factory=lambda: defaultdict(set))
 
 
@@ -313,6 +314,8 @@ class LockLines:
         """See ``ports.LockChanges``."""
         space = self._spaces.setdefault(namespace, _Space())
         space.passed = max(space.passed, revision)
+        for name in list(space.lingering):
+            self._forget_empty(space, name)
         self._tell(namespace, space)
 
     # -- safety
@@ -349,6 +352,9 @@ class LockLines:
         space = self._spaces.setdefault(namespace, _Space())
         standing = {entry.waiter: entry.revision for entry in entries}
         line = space.lines.get(name)
+        newer = revision > self.known_to(namespace, name)
+        if newer and line is not None:
+            line.seen = revision
         gone = [
             entry
             for entry in (line.entries.values() if line is not None else ())
@@ -356,7 +362,7 @@ class LockLines:
         ]
         for entry in gone:
             self._drop(namespace, space, name, entry.waiter, entry.revision)
-        if revision > self.known_to(namespace, name):
+        if newer:
             for entry in entries:
                 self._keep(space, entry)
             line = space.lines.get(name)
@@ -418,8 +424,15 @@ class LockLines:
 
     @staticmethod
     def _forget_empty(space: _Space, name: str) -> None:
-        if space.lines[name].empty:
-            del space.lines[name]
+        """Until the watch has come as far as the look, what it still tells of the past is told from news by
+        ``seen`` alone."""
+        line = space.lines.get(name)
+        space.lingering.discard(name)
+        if line is not None and line.empty:
+            if line.seen > space.passed:
+                space.lingering.add(name)
+            else:
+                del space.lines[name]
 
     def _tell(self, namespace: str, space: _Space) -> None:
         """Wake the calls of those that own now, or have to go; one hand-over wakes one."""

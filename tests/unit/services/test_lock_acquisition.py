@@ -334,6 +334,26 @@ async def test_ownership_waits_for_the_watch_to_have_come_to_the_entry(
     await other.stop()
 
 
+async def test_what_the_watch_tells_after_a_look_is_known_to_be_the_past(one: LockCoordinator) -> None:
+    def entry(waiter: str, revision: int) -> LockEntry:
+        exclusive = LockMode.EXCLUSIVE
+        return LockEntry(
+            name="l", waiter=waiter, session=A, mode=exclusive, revision=revision, version=revision
+        )
+
+    early, gone, new = entry("a", 15), entry("b", 18), entry("c", 27)
+    one.lines.lock_put(NS, early)
+    one.lines.locks_passed(NS, 17)
+    one.lines.looked(NS, "l", [], 25)
+    one.lines.lock_put(NS, gone)
+    one.lines.locks_passed(NS, 20)
+    assert one.lines.standing(NS, gone) is Standing.GONE, "not an owner, though the first one is forgotten"
+    one.lines.lock_deleted(NS, "l", "b", 23)
+    one.lines.lock_put(NS, new)
+    one.lines.locks_passed(NS, 27)
+    assert one.lines.standing(NS, new) is Standing.OWNS
+
+
 async def test_a_silent_watch_is_made_up_for_by_looks(one: LockCoordinator, store: MemoryLocks) -> None:
     [held] = await one.take("l", session=A)
     task = waiting(one, "l", session=B)
