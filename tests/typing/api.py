@@ -18,6 +18,9 @@ from worker_sdk import (
     JobClient,
     JobSpec,
     JobState,
+    Lock,
+    LockClient,
+    LockMode,
     NoRetry,
     OutcomeUnknown,
     Redriven,
@@ -26,6 +29,7 @@ from worker_sdk import (
     RetryPolicy,
     Submitted,
     SyncContext,
+    SyncLockClient,
     TlsConfig,
     ValidationFailed,
     Worker,
@@ -60,6 +64,26 @@ def render(ctx: SyncContext) -> Result:
     if ctx.cancelled.wait_blocking(0.1):
         ctx.check()
     return Result(b"<html/>", "text/html")
+
+
+async def hold() -> None:
+    async with LockClient("localhost:7420", namespace="n", ttl=5) as locks:
+        async with locks.lock("a", "b", mode=LockMode.SEMAPHORE, permits=3, wait=None) as lock:
+            assert_type(lock, Lock)
+            assert_type(lock.token, int)
+            assert_type(lock.tokens["a"], int)
+            lock.check()
+        async with locks.lead("leader", b"me") as lead:
+            assert_type(lead, Lock)
+            await lead.lost.wait()
+        async for owners in locks.observe("leader", timeout=60):
+            assert_type([owner.value for owner in owners], list[bytes])
+        assert_type(await locks.check_token("a", 1), bool)
+
+
+def hold_without_a_loop() -> None:
+    with SyncLockClient("localhost:7420") as locks, locks.lock("a", wait=0) as lock:
+        assert_type(lock, Lock)
 
 
 async def produce() -> None:

@@ -15,8 +15,10 @@ import pytest
 from leasekeeper.v1 import lock_service_pb2 as pb
 from leasekeeper.v1 import lock_service_pb2_grpc, worker_service_pb2, worker_service_pb2_grpc
 from tests.support.polling import eventually
+from tests.support.tcp_proxy import ProxyMode, TcpProxy
 from worker_sdk import (
     ClientClosed,
+    ConnectionConfig,
     ForkedProcess,
     Lock,
     LockClient,
@@ -24,6 +26,7 @@ from worker_sdk import (
     LockLost,
     LockMode,
     SyncLockClient,
+    Timeouts,
     ValidationFailed,
     WrongEventLoop,
 )
@@ -127,6 +130,21 @@ async def test_a_wait_outlives_its_session(endpoint: str, one: LockClient, two: 
         assert await waiting > held.token
     assert two._engine._current is not None
     assert two._engine._current[1] != ended
+
+
+async def test_a_holder_that_is_cut_off_knows_before_the_next_one_owns(endpoint: str) -> None:
+    async with TcpProxy(endpoint) as proxy, LockClient(endpoint) as two:
+        timeouts = Timeouts(attempt=1.0, call=2.0, close=0.5)
+        cut = LockClient(ConnectionConfig(endpoints=proxy.endpoint, timeouts=timeouts), ttl=3)
+        block = cut.lock("a")
+        lock = await block.__aenter__()
+        proxy.set_mode(ProxyMode.DROP)
+        async with two.lock("a", wait=25) as after:
+            assert lock.lost.is_set()
+            assert after.token > lock.token
+        with pytest.raises(LockLost):
+            await block.__aexit__(None, None, None)
+        await cut.close()
 
 
 async def test_several_names_are_had_all_or_none(one: LockClient, two: LockClient) -> None:
