@@ -7,14 +7,13 @@ again with every change, so that they share its revision.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from enum import Enum
 from typing import Final, NamedTuple
 
 from coordinator.core.job import RETAINED, TERMINAL, Job, JobState
 from coordinator.core.rank import Rank
 
-__all__ = ["Slot", "Usual", "Where", "Write", "effects", "keys_of", "net", "usual"]
+__all__ = ["Slot", "Usual", "Where", "Write", "effects", "keys_of", "usual"]
 
 
 class Slot(Enum):
@@ -230,21 +229,6 @@ def repair_effects(job: Job) -> tuple[Write, ...]:
     """Every key of ``job`` that can be put again from the record alone (not spec, claim, cancel)."""
     known = (_STATE, _READY, _DUE, _UNIQUE)
     return tuple(Write(where, True, job.state in RETAINED) for where in keys_of(job) if where.slot in known)
-
-
-def net(writes: Iterable[Write]) -> tuple[Write, ...]:
-    """One write per key: etcd refuses two of one key in a Txn, and a put beside a delete of a key is the put.
-
-    Needed where one operation moves several jobs, as when one takes the unique key that another gives up.
-    """
-    by_key: dict[tuple[object, ...], Write] = {}
-    for write in writes:
-        where = write.where
-        key = (where.slot, where.namespace, where.queue, where.unique_key) if where.slot is _UNIQUE else where
-        held = by_key.get(key)
-        if held is None or write.put or not held.put:
-            by_key[key] = write
-    return tuple(by_key.values())
 
 
 def _identity(before: Job | None, after: Job | None) -> tuple[str, str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from coordinator.core import commands as c
 from coordinator.core.fencing import make_token, split_token
-from coordinator.core.job import JobState
+from coordinator.core.job import Claim, JobState, Rollback
 from coordinator.embedded.etcd_process import EtcdProcess
+from coordinator.ports import Spec, Stored
 from tests.integration.store.conftest import Harness
 from tests.support.etcd_oracle import keys_in_etcd
 
@@ -202,3 +203,17 @@ async def test_an_independent_client_sees_the_keys_of_the_table(
     assert claim.lease == int(harness.session.session_id, 16)
     assert seen[keys.state("j1")].lease == 0
     assert stored.revision == claim.create_revision
+
+
+async def test_observers_hear_of_a_rollback_job_as_of_a_submission(harness: Harness) -> None:
+    stored, token = await harness.claimed("j1", rollback=Rollback(queue="undo", type="u", payload=b"p"))
+    held = Claim(session="0" * 16, attempt=1, nonce=b"", start_ms=0, token=token)
+    command = c.Fail(token=token, digest=b"f", no_retry=True)
+    commit = await harness.store.jobs.commit(harness.operation(stored, command, held=held, token=token))
+
+    (parent, told), (child, told_of_it) = harness.told.applied_commits[-2:]
+
+    assert told == commit
+    assert parent.also == (child,)
+    assert (child.before, child.spec) == (None, Spec(payload=b"p"))
+    assert told_of_it.stored == Stored(child.after, commit.revision)  # type: ignore[arg-type]

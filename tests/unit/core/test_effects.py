@@ -14,7 +14,6 @@ from coordinator.core.effects import (
     Write,
     effects,
     keys_of,
-    net,
     ready_key,
     repair_effects,
     usual,
@@ -128,24 +127,6 @@ def test_a_moved_job_leaves_no_ready_or_due_key_behind() -> None:
     moved = [(w.put, w.where.ms) for w in effects(before, after) if w.where.slot is Slot.DUE]
 
     assert sorted(moved) == [(False, before.due_key_ms), (True, NOW + 1)]
-
-
-def test_the_unique_key_goes_over_to_a_follow_up_in_one_write() -> None:
-    parent = in_state(S.RUNNING)
-    child = replace(in_state(S.PENDING), job_id="child")
-
-    writes = net([*effects(parent, in_state(S.SUCCEEDED)), *effects(None, child)])
-
-    unique = [write for write in writes if write.where.slot is Slot.UNIQUE]
-    assert [(write.put, write.where.job_id) for write in unique] == [(True, "child")]
-
-
-def test_netting_keeps_the_put_in_any_order_and_other_keys_alone() -> None:
-    put = Write(Where(Slot.UNIQUE, "default", "a", queue="q", unique_key="u"), True)
-    gone = Write(Where(Slot.UNIQUE, "default", "b", queue="q", unique_key="u"), False)
-    other = Write(Where(Slot.UNIQUE, "default", "b", queue="q2", unique_key="u"), False)
-
-    assert net([put, gone, other]) == net([gone, put, other]) == (put, other)
 
 
 def test_a_repair_writes_only_what_the_record_alone_can_tell() -> None:

@@ -210,3 +210,68 @@ def test_an_undecodable_spec_costs_no_claim() -> None:
     commit = what.won(TAKE, plan.reads_at, 88, [*written, kv(KEYS.spec("j"), b"\xff", 5), nothing()])
     assert commit.won
     assert commit.spec is None
+
+
+# --- jobs submitted along with it -----------------------------------------------------------------
+
+
+def follow_up(job_id: str = "child", unique: str = "") -> Operation:
+    command = c.Submit(namespace="default", job_id=job_id, terms=replace(TERMS, unique_key=unique))
+    child = decided(None, None, command).job
+    return operation(Guard.ABSENT, None, child, spec=Spec(payload=b"undo"))
+
+
+def test_follow_ups_are_written_with_their_parent_under_its_guard_alone() -> None:
+    child = follow_up()
+    both = operation(Guard.HELD, RUNNING, DONE, token=TOKEN, also=(child,))
+    alone, together = txn_codec().describe(SETTLE, 9)[0], txn_codec().describe(both, 9)[0]
+
+    assert together.compares == alone.compares
+    assert together.elses == alone.elses
+    assert together.thens == (*alone.thens, *txn_codec().describe(child)[0].thens)
+    assert together.lanes == (*alone.lanes, KEYS.state("child"))
+    assert {value[1] for key, value in puts(both, 9).items() if b"child" in key} == {0}, "no retention lease"
+
+
+def test_a_follow_up_may_take_the_unique_key_that_its_parent_gives_up() -> None:
+    both = operation(Guard.HELD, RUNNING, DONE, token=TOKEN, also=(follow_up(unique="u"),))
+
+    assert codec.decode_unique(puts(both, 9)[KEYS.unique("q", "u")][0]) == "child"
+    assert KEYS.unique("q", "u") not in deletes(both), "etcd refuses two writes of one key"
+    assert len(txn_codec().describe(both, 9)[0].lanes) == 3
+
+
+def test_a_follow_up_takes_no_other_unique_key_as_no_guard_compares_it() -> None:
+    both = operation(Guard.HELD, RUNNING, DONE, token=TOKEN, also=(follow_up(unique="another"),))
+
+    with pytest.raises(ValueError, match="unique key"):
+        txn_codec().describe(both, 9)
+
+
+def test_an_operation_with_follow_ups_takes_no_template() -> None:
+    both = Operation(
+        guard=Guard.HELD,
+        before=Stored(replace(RUNNING, terms=replace(TERMS, unique_key="")), 55),
+        after=replace(DONE, terms=replace(TERMS, unique_key="")),
+        deadline=1.0,
+        token=TOKEN,
+        also=(follow_up(),),
+    )
+
+    assert both.usual is None
+    assert KEYS.state("child") in txn_codec().compile(both, 9).nested
+    assert KEYS.state("child") in txn_codec().compile(both, 9).lanes
+
+
+def test_a_retry_compares_record_and_unique_key() -> None:
+    dead = decided(RUNNING, HELD, c.Fail(token=TOKEN, digest=b"f", no_retry=True)).job
+    assert dead is not None
+    alive = decided(dead, None, c.Retry())
+    guarded = txn_codec().describe(operation(alive.guard, dead, alive.job))[0]
+
+    assert guarded.compares == (wire.mod_eq(KEYS.state("j"), 55), wire.create_eq(KEYS.unique("q", "u"), 0))
+    assert guarded.elses == (
+        wire.get(KEYS.state("j")),
+        wire.get(KEYS.claim("j")),
+        wire.get(KEYS.unique("q", "u")),
+    )
