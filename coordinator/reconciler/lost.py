@@ -1,7 +1,9 @@
 """Recovers jobs whose holder has died: the record says RUNNING, and the claim went with its session's lease.
 
 One that is lost alone is claimable again at once. Where many are lost together they come back one after the
-other, so that those who take over are not run down by all of them in the same moment.
+other, so that those who take over are not run down by all of them in the same moment. What is lost again
+waits longer each time and each for itself, so that what died beside a job that kills its holders is not
+claimed beside it until it is set aside too.
 
 Suspicions come from the watch (``services.holders``); a paced sweep finds what no watch told: claims
 deleted by hand, and whatever ended while no coordinator ran. Either way the pass reads record and claim at
@@ -63,6 +65,8 @@ class LostConfig:
     coordinator prefers. ``retry_s`` doubles up to ``max_retry_s``. ``max_queued``: suspicions kept; more
     are left to a sweep. ``spread_ms`` for each job lost within a second, ``max_spread_s`` at most: over so
     long they come back. A spread below ``least_spread_s`` is none, as promotion looks no more often.
+    ``again_s``: over so long what is lost for the second time comes back, and over twice as long each
+    further time, up to ``max_spread_s``.
     """
 
     batch: int = 240
@@ -74,6 +78,7 @@ class LostConfig:
     spread_ms: int = 2
     max_spread_s: float = 5.0
     least_spread_s: float = 0.25
+    again_s: float = 2.0
 
 
 @dataclass(slots=True)
@@ -205,10 +210,14 @@ class LostPass:
         while self._recent and self._recent[0] < now - 1.0:
             self._recent.popleft()
 
-    def _delay_ms(self) -> int:
-        """When one comes back that was lost: at once if alone, somewhen within the spread if among many."""
+    def _delay_ms(self, losses: int) -> int:
+        """When one comes back that was lost, and *losses* times before: at once if alone and for the first
+        time, else somewhen within the spread.
+        """
         self._note(0)
-        spread = min(self._config.max_spread_s * 1000, self._config.spread_ms * len(self._recent))
+        again = self._config.again_s * 1000 * 2 ** min(losses - 1, 10) if losses else 0
+        most = max(again, self._config.spread_ms * len(self._recent))
+        spread = min(self._config.max_spread_s * 1000, most)
         if spread < self._config.least_spread_s * 1000:
             return 0
         return int(spread * self._entropy.fraction())
@@ -274,7 +283,9 @@ class LostPass:
         if found.stored is None or found.claim is not None or found.stored.job.state is not JobState.RUNNING:
             return None
         job = found.stored.job
-        command = Lose(token=self._token(suspect, job, found.stored.revision), delay_ms=self._delay_ms())
+        command = Lose(
+            token=self._token(suspect, job, found.stored.revision), delay_ms=self._delay_ms(job.lease_losses)
+        )
         outcome = decide(job, None, command, self._clock.now_ms())
         if not isinstance(outcome, Decision):
             return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -375,6 +376,33 @@ async def test_a_few_that_are_lost_together_or_many_one_by_one_wait_for_nothing(
         await lost.judge_queued()
         await world.clock.advance(1.1)
     assert set(delays(world, 150)) == {0}
+
+
+async def test_what_is_lost_again_waits_longer_each_time_and_each_for_itself(world: World) -> None:
+    """Fault case 046: else it is claimed again and again beside the job that kills its holders."""
+    await open_session(world.sessions)
+    claims = [
+        await claim_job(
+            world.store, await store_job(world.store, replace(a_job(f"j{n:04}"), lease_losses=n // 10))
+        )
+        for n in range(40)
+    ]
+    await world.clock.advance(10.5)
+    world.etcd.expire()
+    lost = a_pass(world, entropy=Spread())
+    for claimed in claims:
+        lost.suspect(suspicion(claimed))
+    await lost.judge_queued()
+    jobs = [world.stored(f"j{n:04}").job for n in range(40)]
+    assert {job.state for job in jobs[30:]} == {JobState.QUARANTINED}
+    first, second, third = (
+        [max(0, job.ready_ms - world.clock.now_ms()) for job in jobs[start : start + 10]]
+        for start in (0, 10, 20)
+    )
+    assert first == [0] * 10
+    assert 1_000 < max(second) <= 2_000
+    assert 3_000 < max(third) <= 4_000
+    assert len({*second, *third}) == 20
 
 
 async def test_a_request_to_stop_keeps_the_token_that_its_record_no_longer_tells(world: World) -> None:
