@@ -262,6 +262,15 @@ async def test_a_run_beyond_its_timeout_that_cannot_be_ended_is_stuck(bench: Ben
     assert world.stored().job.state is JobState.SCHEDULED
 
 
+async def test_a_run_that_was_ended_at_its_timeout_is_not_stuck(bench: Bench) -> None:
+    await bench.running(run_timeout_ms=5_000)
+    overdue = bench.overdue(stuck_after_s=1.0)
+    await overdue.step()
+    await bench.world.clock.advance(5)
+    await overdue.step()
+    assert [notice.kind for notice in bench.world.notices.notices] == [NoticeKind.TAKEN_AWAY]
+
+
 async def test_the_hold_is_the_ttl_of_the_session_even_if_the_watch_has_not_brought_it(bench: Bench) -> None:
     await bench.running(run_timeout_ms=1_000)
     bench.watched.knows_sessions = False
