@@ -17,6 +17,7 @@ from coordinator.errors import StorageError
 from coordinator.etcd.client import EtcdClient, EtcdConfig
 from tests.fault.support.calls import Calls, available, refusal
 from tests.fault.support.court import Court
+from tests.fault.support.lapse import lapse
 from tests.fault.support.processes import Coordinator, WorkerProcess
 from tests.fault.support.split import SplitCluster
 from tests.support.polling import eventually
@@ -254,10 +255,10 @@ async def test_jobs_outlive_a_leadership_that_flaps(
             leader = await leader_of(cluster.members)
             leader.pause()
             try:
-                await asyncio.sleep(1.5)
+                await lapse(1.5)
             finally:
                 leader.resume()
-            await asyncio.sleep(2.5)
+            await lapse(2.5)
         await cluster_court.ended(ids, timeout=60 + work * 3)
     judgement = await cluster_court.judge(submitted=ids)
     assert set(judgement.states) <= {"SUCCEEDED", "QUARANTINED"}, judgement.states

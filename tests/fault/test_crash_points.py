@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -15,6 +14,7 @@ from coordinator.embedded.etcd_process import EtcdProcess
 from coordinator.failpoints import EXIT_CODE, POINTS
 from tests.fault.support.calls import Calls, available, seconds
 from tests.fault.support.court import Court
+from tests.fault.support.lapse import lapse
 from tests.fault.support.processes import SWEEP_OFTEN, Coordinator
 
 TTL = 2.0
@@ -53,7 +53,7 @@ async def provoke(point: str, calls: Calls, court: Court) -> None:
         listed = [claim] if part == "overdue" else []
         while True:  # until the coordinator is gone
             await calls.beat(session, listed)
-            await asyncio.sleep(0.3)
+            await lapse(0.3)
 
 
 @pytest.mark.parametrize(

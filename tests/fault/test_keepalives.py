@@ -14,6 +14,7 @@ from coordinator.embedded.etcd_process import EtcdProcess
 from leasekeeper.v1.worker_service_pb2 import Claim
 from tests.fault.support.calls import Calls
 from tests.fault.support.court import Court
+from tests.fault.support.lapse import lapse
 from tests.fault.support.processes import Coordinator, WorkerProcess
 from tests.support.polling import eventually
 
@@ -104,11 +105,11 @@ async def test_workers_keep_their_leases_over_the_death_of_a_coordinator(
         found = await etcd.range(*own_court.keys.all_sessions(), timeout=5)
         leases = {entry.lease for entry in found.kvs}
         await dies.kill()
-        await asyncio.sleep(2)
+        await lapse(2)
         if returns == "the same one":
             await dies.start()
         # Longer than the TTL: without further beats the leases would have ended.
-        await asyncio.sleep(14)
+        await lapse(14)
         found = await etcd.range(*own_court.keys.all_sessions(), timeout=5)
         assert {entry.lease for entry in found.kvs} == leases
         (tmp_path / "open").touch()

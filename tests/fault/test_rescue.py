@@ -18,6 +18,7 @@ from coordinator.etcd.client import EtcdClient
 from leasekeeper.v1.worker_service_pb2 import Claim
 from tests.fault.support.calls import Calls, available, seconds
 from tests.fault.support.court import Court
+from tests.fault.support.lapse import lapse
 from tests.fault.support.processes import SWEEP_OFTEN, Coordinator
 from tests.support.polling import eventually
 from tests.support.tcp_proxy import ProxyMode, TcpProxy
@@ -322,9 +323,9 @@ async def test_a_clock_that_jumps_an_hour_and_back_ends_no_running_job(
 
             await eventually(all_due, timeout=20, interval=0.1, what="the scheduled jobs are due")
         taken = await take(calls, await calls.open(ttl=60), scheduled[::2])
-        await asyncio.sleep(5)
+        await lapse(5)
         clock.write_text("0")
-        await asyncio.sleep(5)
+        await lapse(5)
         for claim in [*taken.values(), *claims.values()]:
             assert await calls.complete(claim) == "SUCCEEDED"
     judgement = await own_court.judge(submitted=[*scheduled, *claims])
@@ -364,7 +365,7 @@ async def test_a_sweeper_that_is_stopped_or_killed_is_replaced(
             again = await take(calls, await calls.open(ttl=120), ids)
             before = await revisions(own_court, ids)
             away.resume()
-            await asyncio.sleep(2)
+            await lapse(2)
             assert await revisions(own_court, ids) == before
             for claim in again.values():
                 assert await calls.complete(claim) == "SUCCEEDED"

@@ -14,6 +14,7 @@ from coordinator.embedded.etcd_process import EtcdOptions
 from coordinator.errors import StorageFull
 from tests.fault.support.calls import Calls, available, refusal, told
 from tests.fault.support.court import Court
+from tests.fault.support.lapse import lapse
 from tests.fault.support.processes import Coordinator, WorkerProcess
 from tests.support.polling import eventually
 from tests.support.services import EtcdFactory
@@ -93,7 +94,7 @@ async def test_a_full_store_lets_work_under_way_finish_once(
         claimed = await refusal(calls.claim(idle, queue="never", timeout=8))
         opened = await refusal(calls.open(ttl=10))
         await eventually(lambda: len(court.read().effects) == 10, timeout=15, what="all have worked")
-        await asyncio.sleep(3)
+        await lapse(3)
         assert {job_id: await court.claim_revision(job_id) for job_id in held} == held, "a claim was lost"
         assert "NOSPACE" in coordinator.log, "health says nothing of the alarm"
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from coordinator.core.job import JobState
 from coordinator.embedded.etcd_process import EtcdProcess
 from tests.fault.support.calls import Calls, refusal, seconds
 from tests.fault.support.court import Court
+from tests.fault.support.lapse import lapse
 from tests.fault.support.processes import SWEEP_OFTEN, Coordinator, WorkerProcess
 from tests.support.polling import eventually
 
@@ -67,7 +67,7 @@ async def test_a_worker_whose_handler_hangs_gets_its_slot_back(
         await calls.submit("next")
         # A thread cannot be ended from outside: its slot comes back when it returns.
         if kind == "effect-sync":
-            await asyncio.sleep(6)
+            await lapse(6)
             (tmp_path / "never1").touch()
         await own_court.ended(["hung", "next"], timeout=40)
     judgement = await own_court.judge(submitted=["hung", "next"])

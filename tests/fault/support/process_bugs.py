@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from tests.fault.support.lapse import lapse
+
 __all__ = ["BUGS", "ProcessBug"]
 
 
@@ -142,7 +144,7 @@ def _answer_before_commit(module: Any) -> None:
 
     async def early(store: Any, operations: Sequence[Any]) -> list[Any]:
         async def send() -> None:
-            await asyncio.sleep(0.5)
+            await lapse(0.5)
             for one in operations:
                 one.deadline += 5
             await commit_each(store, operations)
