@@ -13,7 +13,7 @@ from coordinator.embedded.etcd_process import EtcdOptions, EtcdProcess
 from tests.fault.support.calls import Calls
 from tests.fault.support.court import Court
 from tests.fault.support.processes import Coordinator
-from tests.support.services import ETCD_VERSION_VARIABLE, EtcdFactory
+from tests.support.services import ETCD_VERSION_VARIABLE, EtcdFactory, session_etcd
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -29,11 +29,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.core)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
+def uncompacted_etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdProcess]:
+    """One etcd for a module's harmless cases, that nobody may compact.
+
+    Each test has a namespace, and a coordinator takes no more than 100 of them: one etcd for all does not do.
+    """
+    with session_etcd(tmp_path_factory.mktemp("uncompacted-etcd")) as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
 def shared(
     uncompacted_etcd_server: EtcdProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Coordinator]:
-    """A coordinator on the fault suite's etcd; no test may stop, freeze or cut it off."""
+    """A coordinator on the module's etcd; no test may stop, freeze or cut it off."""
     coordinator = Coordinator(uncompacted_etcd_server.endpoints, tmp_path_factory.mktemp("shared"))
     coordinator.start_blocking()
     yield coordinator

@@ -24,6 +24,7 @@ __all__ = [
     "EtcdFactory",
     "ValkeyFactory",
     "missing_service",
+    "session_etcd",
 ]
 
 REQUIRE_VARIABLE = "LEASEKEEPER_REQUIRE"
@@ -45,18 +46,12 @@ def missing_service(name: str, reason: str) -> NoReturn:
 @pytest.fixture(scope="session")
 def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdProcess]:
     """One etcd for all tests of the session; each test keeps to its own prefix and must not stop it."""
-    with _session_etcd(tmp_path_factory.mktemp("etcd")) as server:
+    with session_etcd(tmp_path_factory.mktemp("etcd")) as server:
         yield server
 
 
-@pytest.fixture(scope="session")
-def uncompacted_etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdProcess]:
-    """One etcd for tests that replay history from its beginning: nobody who uses it may compact."""
-    with _session_etcd(tmp_path_factory.mktemp("uncompacted-etcd")) as server:
-        yield server
-
-
-def _session_etcd(folder: Path) -> EtcdProcess:
+def session_etcd(folder: Path) -> EtcdProcess:
+    """An etcd of the version under test, to be entered; a missing program skips or fails the test."""
     try:
         return EtcdProcess(folder, EtcdOptions(version=os.environ.get(ETCD_VERSION_VARIABLE, "")))
     except EtcdBinaryMissing as error:
