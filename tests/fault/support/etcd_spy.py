@@ -28,7 +28,7 @@ class EtcdSpy(grpc.GenericRpcHandler):
         job_id: the job that is watched, in any namespace; plain letters and digits.
 
     Attributes:
-        looks: reads of the job's spec outside a claim, which none but a claim by id (and GetJob) makes.
+        looks: reads of the job's spec outside a claim, which a claim by id makes (and GetJob, and a sweep).
         claims: transactions that would put its claim.
         readied: transactions that make it wait.
     """
