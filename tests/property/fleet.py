@@ -165,7 +165,7 @@ class Fleet(World):
         self._new_session()
 
     @precondition(lambda self: self._with(lambda s: s.lost))
-    @rule(pick=PICK, known=st.booleans(), stale=st.booleans(), delay=st.sampled_from([0, 0, 700]))
+    @rule(pick=PICK, known=st.booleans(), stale=st.booleans(), delay=st.sampled_from([0, 700]))
     def loss_is_noticed(self, pick: int, known: bool, stale: bool, delay: int) -> None:
         self._do(self._loss(self._choose(pick, lambda s: s.lost), known=known, delay=delay), stale=stale)
 
@@ -279,6 +279,37 @@ class Fleet(World):
                 self._do(Act(job_id=job_id, command=c.FallDue(), expected=lambda s: s.fall_due(self.now)))
             else:
                 self._do(self._settlement(job_id, "release", shadow.runs[-1].token, b"a", delay=0))
+
+    @precondition(lambda self: self._with(lambda s: s.state is JobState.PENDING))
+    @rule(
+        pick=PICK,
+        dies=st.booleans(),
+        delay=st.sampled_from([0, 700]),
+        retried_in=st.sampled_from([None, 0, 900]),
+    )
+    def no_attempt_comes_to_an_end(self, pick: int, dies: bool, delay: int, retried_in: int | None) -> None:
+        """Its holders die, alone or among many, or run out of time, to the end; then it is retried."""
+        job_id = self._choose(pick, lambda s: s.state is JobState.PENDING)
+        for turn in range(4):
+            self._do(Act(job_id=job_id, command=c.FallDue(), expected=lambda s: s.fall_due(self.now)))
+            if self.shadows[job_id].state is not JobState.PENDING:
+                break
+            self._do(self._claim_of(job_id, turn))
+            if dies:
+                self._expire_holder_of(job_id)
+                self._do(self._loss(job_id, known=True, delay=delay))
+            else:
+                self._do(self._taking(job_id, c.Taken.TIMED_OUT, 2_000))
+            self.now += max(0, self.shadows[job_id].ready_ms - self.now)
+        shadow = self.shadows[job_id]
+        if retried_in is not None and shadow.failed and not self._taken(shadow.order.unique):
+            run_at = self.now + retried_in if retried_in else 0
+            act = Act(
+                job_id=job_id,
+                command=c.Retry(run_at_ms=run_at),
+                expected=lambda s: s.retry(self.now, run_at, b""),
+            )
+            self._do(act)
 
     @precondition(lambda self: self._with(lambda s: s.failed))
     @rule(
