@@ -11,6 +11,7 @@ import pytest
 from coordinator.core.job import Job, JobState
 from coordinator.embedded.etcd_process import EtcdProcess
 from coordinator.etcd.client import EtcdClient
+from leasekeeper.v1 import queue_service_pb2
 from tests.fault.support.calls import Calls
 from tests.fault.support.court import Court
 from tests.fault.support.processes import Coordinator
@@ -54,6 +55,19 @@ async def recovered(court: Court, client: EtcdClient, job_id: str) -> None:
         return await state_of(court, client, job_id) is JobState.PENDING
 
     await eventually(waits, timeout=PROMISED + SLOW_MACHINE, interval=0.1, what=f"{job_id} is recovered")
+
+
+async def knows_of_one_claim(calls: Calls, like: str) -> None:
+    """Wait until the coordinator believes that one job of the queue of *like* is held."""
+    queue = calls.spec(like).queue
+
+    async def one() -> bool:
+        reply = await calls.queues.GetQueueStats(
+            queue_service_pb2.GetQueueStatsRequest(namespace=calls.namespace, queue=queue), timeout=5
+        )
+        return sum(found.running for found in reply.types) == 1
+
+    await eventually(one, timeout=SLOW_MACHINE, interval=0.05, what="the deletion is heard of")
 
 
 @pytest.mark.slow
@@ -140,6 +154,9 @@ async def test_a_coordinator_that_leaves_sweeps_still_recovers_what_it_hears_of(
         for job_id in ("j1", "j2"):
             await calls.claim_one(session, job_id, wait=10)
         await client.delete_range(own_court.keys.claim("j2"), timeout=5)
+        # Each kind of key has its watch: a coordinator that hears of the session's end first takes the claim's
+        # deletion for a part of it, looks, and recovers the job as well.
+        await knows_of_one_claim(calls, "j1")
         await client.lease_revoke(int(session, 16), timeout=5)
         await recovered(own_court, client, "j1")
         await asyncio.sleep(0.3)

@@ -20,6 +20,7 @@ from leasekeeper.v1 import job_service_pb2 as jobs
 from leasekeeper.v1 import types_pb2 as types
 from leasekeeper.v1 import worker_service_pb2 as workers
 from leasekeeper.v1.job_service_pb2_grpc import JobServiceStub
+from leasekeeper.v1.queue_service_pb2_grpc import QueueServiceStub
 from leasekeeper.v1.worker_service_pb2_grpc import WorkerServiceStub
 
 __all__ = ["Calls", "Refused", "TimedCall", "available", "refusal", "seconds"]
@@ -144,6 +145,7 @@ class Calls:
         )
         self.jobs = JobServiceStub(self._channel)
         self.workers = WorkerServiceStub(self._channel)
+        self.queues = QueueServiceStub(self._channel)
         return self
 
     async def __aexit__(
