@@ -154,7 +154,7 @@ async def test_a_coordinator_that_leaves_sweeps_still_recovers_what_it_hears_of(
         for job_id in ("j1", "j2"):
             await calls.claim_one(session, job_id, wait=10)
         await client.delete_range(own_court.keys.claim("j2"), timeout=5)
-        # Each kind of key has its watch: a coordinator that hears of the session's end first takes the claim's
+        # Each kind of key has its watch: who hears of the session's end first takes the claim's
         # deletion for a part of it, looks, and recovers the job as well.
         await knows_of_one_claim(calls, "j1")
         await client.lease_revoke(int(session, 16), timeout=5)
