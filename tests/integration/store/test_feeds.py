@@ -34,7 +34,9 @@ async def test_another_coordinator_hears_of_a_whole_life(make_harness: HarnessFa
         assert asked.stored is not None
         assert (await acting.complete(asked.stored, token)).won
         # Each range has a watch of its own, and no watch waits for another.
-        await eventually(lambda: {"claim_deleted", "cancel_put", "session_put", "ready_deleted"} <= set(kinds(hearing)))
+        await eventually(
+            lambda: {"claim_deleted", "cancel_put", "session_put", "ready_deleted"} <= set(kinds(hearing))
+        )
         told = hearing.told.events
         assert {kind for kind in kinds(hearing) if "ready" in str(kind)} == {"ready_put", "ready_deleted"}
         assert ("claim_put", "j1", token, stored.revision) in told
