@@ -7,7 +7,7 @@
     │   ├── InvalidRequest               ValidationFailed, PayloadTooLarge, ResultTooLarge, TtlOutOfRange,
     │   │                                RequestIdReused: nothing was changed, the call is wrong as it stands
     │   ├── PreconditionFailed           JobTerminal, NotClaimable, EpochRegressed, SessionFull,
-    │   │                                CircuitOpen, PermitsMismatch
+    │   │                                CircuitOpen, QueuePaused, PermitsMismatch
     │   ├── ClaimLost, LockLost          somebody else may hold the job or lock: stop, never retry
     │   ├── ClaimHeld, LockHeld, EtagMismatch    somebody else was first
     │   ├── JobExists, DuplicateJob
@@ -65,6 +65,7 @@ __all__ = [
     "PermissionDenied",
     "PermitsMismatch",
     "PreconditionFailed",
+    "QueuePaused",
     "RateLimited",
     "RelockThrottled",
     "RequestError",
@@ -180,6 +181,10 @@ class SessionFull(PreconditionFailed):
 
 class CircuitOpen(PreconditionFailed):
     """Jobs of this queue and type fail or kill their holders, and wait for at least `retry_after`."""
+
+
+class QueuePaused(PreconditionFailed):
+    """Nothing is claimed from the queue until somebody resumes it."""
 
 
 class PermitsMismatch(PreconditionFailed):
@@ -400,6 +405,7 @@ _CLASSES: Mapping[str, type[RequestError]] = MappingProxyType(
         "NOT_CLAIMABLE": NotClaimable,
         "EPOCH_REGRESSED": EpochRegressed,
         "SESSION_FULL": SessionFull,
+        "QUEUE_PAUSED": QueuePaused,
         "CIRCUIT_OPEN": CircuitOpen,
         "CLAIM_HELD": ClaimHeld,
         "LOCK_HELD": LockHeld,

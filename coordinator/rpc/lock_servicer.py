@@ -16,6 +16,7 @@ from coordinator.rpc.field_checks import duration_ms
 from coordinator.rpc.limits import CallLimits
 from coordinator.services.lock_values import HeldName, LockListing, LockView, LockWish
 from leasekeeper.v1 import lock_service_pb2 as pb
+from leasekeeper.v1 import types_pb2
 
 __all__ = ["AcquisitionPort", "LockServicer", "LockUseCases", "LocksPort"]
 
@@ -172,7 +173,7 @@ class LockServicer:
         return pb.LockEntry(
             session_id=entry.session,
             job_id=entry.job_id,
-            mode=pb.LockMode.ValueType(entry.mode.value),
+            mode=types_pb2.LockMode.ValueType(entry.mode.value),
             permits=entry.permits if entry.mode is LockMode.SEMAPHORE else 0,
             fencing_token=self._locks.token_at(entry.revision),
             value=entry.value,

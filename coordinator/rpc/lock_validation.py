@@ -18,6 +18,7 @@ from coordinator.rpc.field_checks import (
 from coordinator.rpc.limits import CallLimits
 from coordinator.rpc.validation import check_request_id
 from leasekeeper.v1 import lock_service_pb2 as pb
+from leasekeeper.v1 import types_pb2
 
 __all__ = [
     "check_acquire",
@@ -31,10 +32,10 @@ __all__ = [
 
 _MODES = frozenset(
     (
-        pb.LOCK_MODE_UNSPECIFIED,
-        pb.LOCK_MODE_EXCLUSIVE,
-        pb.LOCK_MODE_SHARED,
-        pb.LOCK_MODE_SEMAPHORE,
+        types_pb2.LOCK_MODE_UNSPECIFIED,
+        types_pb2.LOCK_MODE_EXCLUSIVE,
+        types_pb2.LOCK_MODE_SHARED,
+        types_pb2.LOCK_MODE_SEMAPHORE,
     )
 )
 
@@ -59,7 +60,7 @@ def check_acquire(request: pb.AcquireLockRequest, call_limits: CallLimits) -> No
             seen.add(name)
     if request.mode not in _MODES:
         found.add("mode", f"{request.mode} is not a lock mode")
-    elif request.mode == pb.LOCK_MODE_SEMAPHORE:
+    elif request.mode == types_pb2.LOCK_MODE_SEMAPHORE:
         check_number(found, "permits", request.permits, 1, MAX_PERMITS)
     elif request.permits not in (0, 1):
         found.add("permits", f"only a semaphore has permits, is {request.permits}")

@@ -39,6 +39,7 @@ CODES: Final[Mapping[Reason, grpc.StatusCode]] = MappingProxyType(
         Reason.NOT_CLAIMABLE: _Code.FAILED_PRECONDITION,
         Reason.EPOCH_REGRESSED: _Code.FAILED_PRECONDITION,
         Reason.SESSION_FULL: _Code.FAILED_PRECONDITION,
+        Reason.QUEUE_PAUSED: _Code.FAILED_PRECONDITION,
         Reason.CIRCUIT_OPEN: _Code.FAILED_PRECONDITION,
         Reason.LOCK_LOST: _Code.FAILED_PRECONDITION,
         Reason.PERMITS_MISMATCH: _Code.FAILED_PRECONDITION,
@@ -67,6 +68,7 @@ CODES: Final[Mapping[Reason, grpc.StatusCode]] = MappingProxyType(
 
 DEFAULT_RETRY_MS: Final[Mapping[Reason, int]] = MappingProxyType(
     {
+        Reason.QUEUE_PAUSED: 5_000,
         Reason.CIRCUIT_OPEN: 1_000,
         Reason.CLAIM_HELD: 500,
         Reason.LOCK_HELD: 500,

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 
 from leasekeeper.v1 import lock_service_pb2 as pb
+from leasekeeper.v1 import types_pb2
 from worker_sdk._convert.times import duration
 from worker_sdk._transport.channel import CoordinatorChannel
 from worker_sdk._transport.methods import ACQUIRE_LOCK, CHECK_TOKEN, OBSERVE_LOCK, RELEASE_LOCK
@@ -44,7 +45,7 @@ class LockCalls:
             request_id=request_id,
             session_id=session_id,
             names=names,
-            mode=pb.LockMode.ValueType(mode),
+            mode=types_pb2.LockMode.ValueType(mode),
             permits=permits,
             value=value,
             wait=duration(wait, "wait") if wait > 0 else None,

@@ -18,7 +18,7 @@ from coordinator.errors import KeyFormatError
 from coordinator.etcd.client import EtcdClient
 from coordinator.etcd.keys import KeySpace
 from coordinator.etcd.lock_codec import decode_lock
-from leasekeeper.v1 import lock_service_pb2, worker_service_pb2
+from leasekeeper.v1 import lock_service_pb2, types_pb2, worker_service_pb2
 from leasekeeper.v1.lock_service_pb2_grpc import LockServiceStub
 from leasekeeper.v1.worker_service_pb2_grpc import WorkerServiceStub
 from tests.fault.support.history import History
@@ -151,7 +151,7 @@ class LockPlay:
                 name, mode, permits = self._wish()
                 request = lock_service_pb2.AcquireLockRequest(
                     namespace=self._namespace, request_id="r", session_id=session, names=[name],
-                    mode=lock_service_pb2.LockMode.ValueType(mode),
+                    mode=types_pb2.LockMode.ValueType(mode),
                     permits=permits if mode is LockMode.SEMAPHORE else 0, wait=Duration(seconds=1),
                 )  # fmt: skip
                 await locks.AcquireLock(request, timeout=5)

@@ -19,13 +19,13 @@ from coordinator.embedded.etcd_process import EtcdProcess
 from coordinator.etcd.client import EtcdClient, EtcdConfig
 from coordinator.etcd.keys import KeySpace
 from leasekeeper.v1 import lock_service_pb2 as pb
-from leasekeeper.v1 import lock_service_pb2_grpc, worker_service_pb2_grpc
+from leasekeeper.v1 import lock_service_pb2_grpc, types_pb2, worker_service_pb2_grpc
 from leasekeeper.v1 import worker_service_pb2 as w
 from tests.support.polling import eventually
 from tests.support.tcp_proxy import ProxyMode, TcpProxy
 from tests.unit.rpc.fakes import Told, refusal
 
-SHARED, SEMAPHORE = pb.LOCK_MODE_SHARED, pb.LOCK_MODE_SEMAPHORE
+SHARED, SEMAPHORE = types_pb2.LOCK_MODE_SHARED, pb.LOCK_MODE_SEMAPHORE
 
 
 @dataclass

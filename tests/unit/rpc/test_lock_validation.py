@@ -13,11 +13,12 @@ from coordinator.errors import Reason, RequestError
 from coordinator.rpc import lock_validation as validation
 from coordinator.rpc.limits import CallLimits
 from leasekeeper.v1 import lock_service_pb2 as pb
+from leasekeeper.v1 import types_pb2
 from tests.unit.rpc.test_totality import messages, told
 
 S = "00000000000000a1"
 GOOD: dict[str, Any] = {"request_id": "r", "session_id": S, "names": ["a/b", "ä"], "value": b"v" * 1024}
-SEMAPHORE = pb.LOCK_MODE_SEMAPHORE
+SEMAPHORE = types_pb2.LOCK_MODE_SEMAPHORE
 
 
 def fields_of(check: Any, *args: Any) -> list[str]:
@@ -31,7 +32,7 @@ def fields_of(check: Any, *args: Any) -> list[str]:
     "more",
     [
         {},
-        {"mode": pb.LOCK_MODE_SHARED},
+        {"mode": types_pb2.LOCK_MODE_SHARED},
         {"mode": SEMAPHORE, "permits": 1000},
         {"permits": 1},
         {"wait": Duration(seconds=30)},
@@ -61,7 +62,7 @@ def test_a_good_acquisition_passes(more: dict[str, Any]) -> None:
         ("permits", {"mode": SEMAPHORE}),
         ("permits", {"mode": SEMAPHORE, "permits": 1001}),
         ("permits", {"mode": SEMAPHORE, "permits": -1}),
-        ("permits", {"mode": pb.LOCK_MODE_SHARED, "permits": 2}),
+        ("permits", {"mode": types_pb2.LOCK_MODE_SHARED, "permits": 2}),
         ("value", {"value": b"v" * 1025}),
         ("repeats", {"repeats": -1}),
         ("wait", {"wait": Duration(seconds=31)}),

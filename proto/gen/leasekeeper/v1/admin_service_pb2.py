@@ -25,9 +25,10 @@ _sym_db = _symbol_database.Default()
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 from leasekeeper.v1 import types_pb2 as leasekeeper_dot_v1_dot_types__pb2
+from leasekeeper.v1 import worker_service_pb2 as leasekeeper_dot_v1_dot_worker__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"leasekeeper/v1/admin_service.proto\x12\x0eleasekeeper.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1aleasekeeper/v1/types.proto\"^\n\x13RunReconcileRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\x12\x0e\n\x06passes\x18\x03 \x03(\t\x12\x13\n\x0bmax_actions\x18\x04 \x01(\x05\"B\n\x14RunReconcileResponse\x12*\n\x06passes\x18\x01 \x03(\x0b\x32\x1a.leasekeeper.v1.PassReport\"\xa2\x02\n\nPassReport\x12\x0c\n\x04pass\x18\x01 \x01(\t\x12\x10\n\x08\x65xamined\x18\x02 \x01(\x03\x12\x36\n\x06\x63ounts\x18\x03 \x03(\x0b\x32&.leasekeeper.v1.PassReport.CountsEntry\x12\x0e\n\x06\x66\x61iled\x18\x04 \x01(\x03\x12\x30\n\x07\x61\x63tions\x18\x05 \x03(\x0b\x32\x1f.leasekeeper.v1.ReconcileAction\x12+\n\x08\x64uration\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05\x65rror\x18\x07 \x01(\t\x12\x0f\n\x07waiting\x18\x08 \x01(\x03\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x9e\x01\n\x0fReconcileAction\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12.\n\x0cstate_before\x18\x03 \x01(\x0e\x32\x18.leasekeeper.v1.JobState\x12-\n\x0bstate_after\x18\x04 \x01(\x0e\x32\x18.leasekeeper.v1.JobState\x12\x0e\n\x06reason\x18\x05 \x01(\t\"k\n\x13WatchNoticesRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12)\n\x05kinds\x18\x02 \x03(\x0e\x32\x1a.leasekeeper.v1.NoticeKind\x12\x16\n\x0einclude_recent\x18\x03 \x01(\x08\"N\n\x14WatchNoticesResponse\x12&\n\x06notice\x18\x01 \x01(\x0b\x32\x16.leasekeeper.v1.Notice\x12\x0e\n\x06missed\x18\x02 \x01(\x03\"\xfe\x03\n\x06Notice\x12\x11\n\tnotice_id\x18\x01 \x01(\t\x12(\n\x04kind\x18\x02 \x01(\x0e\x32\x1a.leasekeeper.v1.NoticeKind\x12(\n\x04time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tnamespace\x18\x04 \x01(\t\x12\r\n\x05queue\x18\x05 \x01(\t\x12\x0c\n\x04type\x18\x06 \x01(\t\x12\x0e\n\x06job_id\x18\x07 \x01(\t\x12\x12\n\nsession_id\x18\x08 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\t \x01(\x03\x12\x15\n\rfencing_token\x18\n \x01(\x03\x12.\n\x0cstate_before\x18\x0b \x01(\x0e\x32\x18.leasekeeper.v1.JobState\x12-\n\x0bstate_after\x18\x0c \x01(\x0e\x32\x18.leasekeeper.v1.JobState\x12\x0e\n\x06reason\x18\r \x01(\t\x12*\n\x07overlap\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\x05\x66\x61\x63ts\x18\x0f \x03(\x0b\x32!.leasekeeper.v1.Notice.FactsEntry\x12\x16\n\x0e\x63oordinator_id\x18\x10 \x01(\t\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01*\xd7\x02\n\nNoticeKind\x12\x1b\n\x17NOTICE_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11NOTICE_KIND_STUCK\x10\x01\x12\x14\n\x10NOTICE_KIND_HUNG\x10\x02\x12\x1d\n\x19NOTICE_KIND_DUPLICATE_RUN\x10\x03\x12\x14\n\x10NOTICE_KIND_LOST\x10\x04\x12\x1a\n\x16NOTICE_KIND_TAKEN_AWAY\x10\x05\x12\x14\n\x10NOTICE_KIND_DEAD\x10\x06\x12\x1b\n\x17NOTICE_KIND_QUARANTINED\x10\x07\x12\x17\n\x13NOTICE_KIND_CIRCUIT\x10\x08\x12\x18\n\x14NOTICE_KIND_PAST_DUE\x10\t\x12\x17\n\x13NOTICE_KIND_STORAGE\x10\n\x12\x15\n\x11NOTICE_KIND_EPOCH\x10\x0b\x12\x18\n\x14NOTICE_KIND_REPAIRED\x10\x0c\x32\xc6\x01\n\x0c\x41\x64minService\x12Y\n\x0cRunReconcile\x12#.leasekeeper.v1.RunReconcileRequest\x1a$.leasekeeper.v1.RunReconcileResponse\x12[\n\x0cWatchNotices\x12#.leasekeeper.v1.WatchNoticesRequest\x1a$.leasekeeper.v1.WatchNoticesResponse0\x01\x42\x33\n\x11io.leasekeeper.v1P\x01Z\x1cleasekeeper/v1;leasekeeperv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"leasekeeper/v1/admin_service.proto\x12\x0eleasekeeper.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1aleasekeeper/v1/types.proto\x1a#leasekeeper/v1/worker_service.proto\"^\n\x13RunReconcileRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0f\n\x07\x64ry_run\x18\x02 \x01(\x08\x12\x0e\n\x06passes\x18\x03 \x03(\t\x12\x13\n\x0bmax_actions\x18\x04 \x01(\x05\"B\n\x14RunReconcileResponse\x12*\n\x06passes\x18\x01 \x03(\x0b\x32\x1a.leasekeeper.v1.PassReport\"\xa2\x02\n\nPassReport\x12\x0c\n\x04pass\x18\x01 \x01(\t\x12\x10\n\x08\x65xamined\x18\x02 \x01(\x03\x12\x36\n\x06\x63ounts\x18\x03 \x03(\x0b\x32&.leasekeeper.v1.PassReport.CountsEntry\x12\x0e\n\x06\x66\x61iled\x18\x04 \x01(\x03\x12\x30\n\x07\x61\x63tions\x18\x05 \x03(\x0b\x32\x1f.leasekeeper.v1.ReconcileAction\x12+\n\x08\x64uration\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05\x65rror\x18\x07 \x01(\t\x12\x0f\n\x07waiting\x18\x08 \x01(\x03\x1a-\n\x0b\x43ountsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\x9e\x01\n\x0fReconcileAction\x12\x0c\n\x04kind\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12.\n\x0cstate_before\x18\x03 \x01(\x0e\x32\x18.leasekeeper.v1.JobState\x12-\n\x0bstate_after\x18\x04 \x01(\x0e\x32\x18.leasekeeper.v1.JobState\x12\x0e\n\x06reason\x18\x05 \x01(\t\"k\n\x13WatchNoticesRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12)\n\x05kinds\x18\x02 \x03(\x0e\x32\x1a.leasekeeper.v1.NoticeKind\x12\x16\n\x0einclude_recent\x18\x03 \x01(\x08\"N\n\x14WatchNoticesResponse\x12&\n\x06notice\x18\x01 \x01(\x0b\x32\x16.leasekeeper.v1.Notice\x12\x0e\n\x06missed\x18\x02 \x01(\x03\"\xfe\x03\n\x06Notice\x12\x11\n\tnotice_id\x18\x01 \x01(\t\x12(\n\x04kind\x18\x02 \x01(\x0e\x32\x1a.leasekeeper.v1.NoticeKind\x12(\n\x04time\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x11\n\tnamespace\x18\x04 \x01(\t\x12\r\n\x05queue\x18\x05 \x01(\t\x12\x0c\n\x04type\x18\x06 \x01(\t\x12\x0e\n\x06job_id\x18\x07 \x01(\t\x12\x12\n\nsession_id\x18\x08 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\t \x01(\x03\x12\x15\n\rfencing_token\x18\n \x01(\x03\x12.\n\x0cstate_before\x18\x0b \x01(\x0e\x32\x18.leasekeeper.v1.JobState\x12-\n\x0bstate_after\x18\x0c \x01(\x0e\x32\x18.leasekeeper.v1.JobState\x12\x0e\n\x06reason\x18\r \x01(\t\x12*\n\x07overlap\x18\x0e \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\x05\x66\x61\x63ts\x18\x0f \x03(\x0b\x32!.leasekeeper.v1.Notice.FactsEntry\x12\x16\n\x0e\x63oordinator_id\x18\x10 \x01(\t\x1a,\n\nFactsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xbf\x01\n\x13ListSessionsRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\x12?\n\x06labels\x18\x04 \x03(\x0b\x32/.leasekeeper.v1.ListSessionsRequest.LabelsEntry\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"Z\n\x14ListSessionsResponse\x12)\n\x08sessions\x18\x01 \x03(\x0b\x32\x17.leasekeeper.v1.Session\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\":\n\x11GetSessionRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\"\x98\x01\n\x12GetSessionResponse\x12(\n\x07session\x18\x01 \x01(\x0b\x32\x17.leasekeeper.v1.Session\x12,\n\x06\x63laims\x18\x02 \x03(\x0b\x32\x1c.leasekeeper.v1.SessionClaim\x12*\n\x05locks\x18\x03 \x03(\x0b\x32\x1b.leasekeeper.v1.SessionLock\"\x94\x01\n\x13\x44rainSessionRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x32\n\x0fterminate_after\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0e\n\x06resume\x18\x05 \x01(\x08\"@\n\x14\x44rainSessionResponse\x12(\n\x07session\x18\x01 \x01(\x0b\x32\x17.leasekeeper.v1.Session\"\xb8\x03\n\x07Session\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x10\n\x08identity\x18\x02 \x01(\t\x12\x0b\n\x03sdk\x18\x03 \x01(\t\x12\x33\n\x06labels\x18\x04 \x03(\x0b\x32#.leasekeeper.v1.Session.LabelsEntry\x12-\n\topen_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12&\n\x03ttl\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x32\n\x0elast_beat_time\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\x07\x63ommand\x18\x08 \x01(\x0e\x32\x1d.leasekeeper.v1.WorkerCommand\x12\x32\n\x0eterminate_time\x18\t \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x13\n\x0b\x63laim_count\x18\n \x01(\x05\x12\x12\n\nlock_count\x18\x0b \x01(\x05\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x93\x01\n\x0cSessionClaim\x12\x0e\n\x06job_id\x18\x01 \x01(\t\x12\x15\n\rfencing_token\x18\x02 \x01(\x03\x12\r\n\x05queue\x18\x03 \x01(\t\x12\x0c\n\x04type\x18\x04 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\x03\x12.\n\nclaim_time\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"j\n\x0bSessionLock\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rfencing_token\x18\x02 \x01(\x03\x12&\n\x04mode\x18\x03 \x01(\x0e\x32\x18.leasekeeper.v1.LockMode\x12\x0e\n\x06job_id\x18\x04 \x01(\t*\xd7\x02\n\nNoticeKind\x12\x1b\n\x17NOTICE_KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11NOTICE_KIND_STUCK\x10\x01\x12\x14\n\x10NOTICE_KIND_HUNG\x10\x02\x12\x1d\n\x19NOTICE_KIND_DUPLICATE_RUN\x10\x03\x12\x14\n\x10NOTICE_KIND_LOST\x10\x04\x12\x1a\n\x16NOTICE_KIND_TAKEN_AWAY\x10\x05\x12\x14\n\x10NOTICE_KIND_DEAD\x10\x06\x12\x1b\n\x17NOTICE_KIND_QUARANTINED\x10\x07\x12\x17\n\x13NOTICE_KIND_CIRCUIT\x10\x08\x12\x18\n\x14NOTICE_KIND_PAST_DUE\x10\t\x12\x17\n\x13NOTICE_KIND_STORAGE\x10\n\x12\x15\n\x11NOTICE_KIND_EPOCH\x10\x0b\x12\x18\n\x14NOTICE_KIND_REPAIRED\x10\x0c\x32\xc6\x01\n\x0c\x41\x64minService\x12Y\n\x0cRunReconcile\x12#.leasekeeper.v1.RunReconcileRequest\x1a$.leasekeeper.v1.RunReconcileResponse\x12[\n\x0cWatchNotices\x12#.leasekeeper.v1.WatchNoticesRequest\x1a$.leasekeeper.v1.WatchNoticesResponse0\x01\x42\x33\n\x11io.leasekeeper.v1P\x01Z\x1cleasekeeper/v1;leasekeeperv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,26 +40,52 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_PASSREPORT_COUNTSENTRY']._serialized_options = b'8\001'
   _globals['_NOTICE_FACTSENTRY']._loaded_options = None
   _globals['_NOTICE_FACTSENTRY']._serialized_options = b'8\001'
-  _globals['_NOTICEKIND']._serialized_start=1468
-  _globals['_NOTICEKIND']._serialized_end=1811
-  _globals['_RUNRECONCILEREQUEST']._serialized_start=147
-  _globals['_RUNRECONCILEREQUEST']._serialized_end=241
-  _globals['_RUNRECONCILERESPONSE']._serialized_start=243
-  _globals['_RUNRECONCILERESPONSE']._serialized_end=309
-  _globals['_PASSREPORT']._serialized_start=312
-  _globals['_PASSREPORT']._serialized_end=602
-  _globals['_PASSREPORT_COUNTSENTRY']._serialized_start=557
-  _globals['_PASSREPORT_COUNTSENTRY']._serialized_end=602
-  _globals['_RECONCILEACTION']._serialized_start=605
-  _globals['_RECONCILEACTION']._serialized_end=763
-  _globals['_WATCHNOTICESREQUEST']._serialized_start=765
-  _globals['_WATCHNOTICESREQUEST']._serialized_end=872
-  _globals['_WATCHNOTICESRESPONSE']._serialized_start=874
-  _globals['_WATCHNOTICESRESPONSE']._serialized_end=952
-  _globals['_NOTICE']._serialized_start=955
-  _globals['_NOTICE']._serialized_end=1465
-  _globals['_NOTICE_FACTSENTRY']._serialized_start=1421
-  _globals['_NOTICE_FACTSENTRY']._serialized_end=1465
-  _globals['_ADMINSERVICE']._serialized_start=1814
-  _globals['_ADMINSERVICE']._serialized_end=2012
+  _globals['_LISTSESSIONSREQUEST_LABELSENTRY']._loaded_options = None
+  _globals['_LISTSESSIONSREQUEST_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_SESSION_LABELSENTRY']._loaded_options = None
+  _globals['_SESSION_LABELSENTRY']._serialized_options = b'8\001'
+  _globals['_NOTICEKIND']._serialized_start=2924
+  _globals['_NOTICEKIND']._serialized_end=3267
+  _globals['_RUNRECONCILEREQUEST']._serialized_start=184
+  _globals['_RUNRECONCILEREQUEST']._serialized_end=278
+  _globals['_RUNRECONCILERESPONSE']._serialized_start=280
+  _globals['_RUNRECONCILERESPONSE']._serialized_end=346
+  _globals['_PASSREPORT']._serialized_start=349
+  _globals['_PASSREPORT']._serialized_end=639
+  _globals['_PASSREPORT_COUNTSENTRY']._serialized_start=594
+  _globals['_PASSREPORT_COUNTSENTRY']._serialized_end=639
+  _globals['_RECONCILEACTION']._serialized_start=642
+  _globals['_RECONCILEACTION']._serialized_end=800
+  _globals['_WATCHNOTICESREQUEST']._serialized_start=802
+  _globals['_WATCHNOTICESREQUEST']._serialized_end=909
+  _globals['_WATCHNOTICESRESPONSE']._serialized_start=911
+  _globals['_WATCHNOTICESRESPONSE']._serialized_end=989
+  _globals['_NOTICE']._serialized_start=992
+  _globals['_NOTICE']._serialized_end=1502
+  _globals['_NOTICE_FACTSENTRY']._serialized_start=1458
+  _globals['_NOTICE_FACTSENTRY']._serialized_end=1502
+  _globals['_LISTSESSIONSREQUEST']._serialized_start=1505
+  _globals['_LISTSESSIONSREQUEST']._serialized_end=1696
+  _globals['_LISTSESSIONSREQUEST_LABELSENTRY']._serialized_start=1651
+  _globals['_LISTSESSIONSREQUEST_LABELSENTRY']._serialized_end=1696
+  _globals['_LISTSESSIONSRESPONSE']._serialized_start=1698
+  _globals['_LISTSESSIONSRESPONSE']._serialized_end=1788
+  _globals['_GETSESSIONREQUEST']._serialized_start=1790
+  _globals['_GETSESSIONREQUEST']._serialized_end=1848
+  _globals['_GETSESSIONRESPONSE']._serialized_start=1851
+  _globals['_GETSESSIONRESPONSE']._serialized_end=2003
+  _globals['_DRAINSESSIONREQUEST']._serialized_start=2006
+  _globals['_DRAINSESSIONREQUEST']._serialized_end=2154
+  _globals['_DRAINSESSIONRESPONSE']._serialized_start=2156
+  _globals['_DRAINSESSIONRESPONSE']._serialized_end=2220
+  _globals['_SESSION']._serialized_start=2223
+  _globals['_SESSION']._serialized_end=2663
+  _globals['_SESSION_LABELSENTRY']._serialized_start=1651
+  _globals['_SESSION_LABELSENTRY']._serialized_end=1696
+  _globals['_SESSIONCLAIM']._serialized_start=2666
+  _globals['_SESSIONCLAIM']._serialized_end=2813
+  _globals['_SESSIONLOCK']._serialized_start=2815
+  _globals['_SESSIONLOCK']._serialized_end=2921
+  _globals['_ADMINSERVICE']._serialized_start=3270
+  _globals['_ADMINSERVICE']._serialized_end=3468
 # @@protoc_insertion_point(module_scope)

@@ -12,6 +12,7 @@ import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
 import leasekeeper.v1.types_pb2
+import leasekeeper.v1.worker_service_pb2
 import sys
 import typing
 
@@ -350,3 +351,295 @@ class Notice(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "coordinator_id", b"coordinator_id", "facts", b"facts", "fencing_token", b"fencing_token", "job_id", b"job_id", "kind", b"kind", "namespace", b"namespace", "notice_id", b"notice_id", "overlap", b"overlap", "queue", b"queue", "reason", b"reason", "session_id", b"session_id", "state_after", b"state_after", "state_before", b"state_before", "time", b"time", "type", b"type"]) -> None: ...
 
 global___Notice = Notice
+
+@typing.final
+class ListSessionsRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class LabelsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    NAMESPACE_FIELD_NUMBER: builtins.int
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    LABELS_FIELD_NUMBER: builtins.int
+    namespace: builtins.str
+    page_size: builtins.int
+    """At most 1,000; 0 means 100."""
+    page_token: builtins.str
+    @property
+    def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
+        """All of these must match."""
+
+    def __init__(
+        self,
+        *,
+        namespace: builtins.str = ...,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
+        labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["labels", b"labels", "namespace", b"namespace", "page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
+
+global___ListSessionsRequest = ListSessionsRequest
+
+@typing.final
+class ListSessionsResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSIONS_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    @property
+    def sessions(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Session]: ...
+    def __init__(
+        self,
+        *,
+        sessions: collections.abc.Iterable[global___Session] | None = ...,
+        next_page_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["next_page_token", b"next_page_token", "sessions", b"sessions"]) -> None: ...
+
+global___ListSessionsResponse = ListSessionsResponse
+
+@typing.final
+class GetSessionRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: builtins.int
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    namespace: builtins.str
+    session_id: builtins.str
+    def __init__(
+        self,
+        *,
+        namespace: builtins.str = ...,
+        session_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["namespace", b"namespace", "session_id", b"session_id"]) -> None: ...
+
+global___GetSessionRequest = GetSessionRequest
+
+@typing.final
+class GetSessionResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: builtins.int
+    CLAIMS_FIELD_NUMBER: builtins.int
+    LOCKS_FIELD_NUMBER: builtins.int
+    @property
+    def session(self) -> global___Session: ...
+    @property
+    def claims(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SessionClaim]:
+        """At most 500 of each, as they lie on the session's lease."""
+
+    @property
+    def locks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SessionLock]: ...
+    def __init__(
+        self,
+        *,
+        session: global___Session | None = ...,
+        claims: collections.abc.Iterable[global___SessionClaim] | None = ...,
+        locks: collections.abc.Iterable[global___SessionLock] | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["session", b"session"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["claims", b"claims", "locks", b"locks", "session", b"session"]) -> None: ...
+
+global___GetSessionResponse = GetSessionResponse
+
+@typing.final
+class DrainSessionRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    TERMINATE_AFTER_FIELD_NUMBER: builtins.int
+    RESUME_FIELD_NUMBER: builtins.int
+    namespace: builtins.str
+    request_id: builtins.str
+    session_id: builtins.str
+    resume: builtins.bool
+    """Take an earlier request back. Not together with `terminate_after`."""
+    @property
+    def terminate_after(self) -> google.protobuf.duration_pb2.Duration:
+        """From QUIET to TERMINATE, at most 24 h. Absent: QUIET only; 0: TERMINATE at once."""
+
+    def __init__(
+        self,
+        *,
+        namespace: builtins.str = ...,
+        request_id: builtins.str = ...,
+        session_id: builtins.str = ...,
+        terminate_after: google.protobuf.duration_pb2.Duration | None = ...,
+        resume: builtins.bool = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["terminate_after", b"terminate_after"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["namespace", b"namespace", "request_id", b"request_id", "resume", b"resume", "session_id", b"session_id", "terminate_after", b"terminate_after"]) -> None: ...
+
+global___DrainSessionRequest = DrainSessionRequest
+
+@typing.final
+class DrainSessionResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    SESSION_FIELD_NUMBER: builtins.int
+    @property
+    def session(self) -> global___Session: ...
+    def __init__(
+        self,
+        *,
+        session: global___Session | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["session", b"session"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["session", b"session"]) -> None: ...
+
+global___DrainSessionResponse = DrainSessionResponse
+
+@typing.final
+class Session(google.protobuf.message.Message):
+    """A worker's presence."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    @typing.final
+    class LabelsEntry(google.protobuf.message.Message):
+        DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: builtins.int
+        VALUE_FIELD_NUMBER: builtins.int
+        key: builtins.str
+        value: builtins.str
+        def __init__(
+            self,
+            *,
+            key: builtins.str = ...,
+            value: builtins.str = ...,
+        ) -> None: ...
+        def ClearField(self, field_name: typing.Literal["key", b"key", "value", b"value"]) -> None: ...
+
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    IDENTITY_FIELD_NUMBER: builtins.int
+    SDK_FIELD_NUMBER: builtins.int
+    LABELS_FIELD_NUMBER: builtins.int
+    OPEN_TIME_FIELD_NUMBER: builtins.int
+    TTL_FIELD_NUMBER: builtins.int
+    LAST_BEAT_TIME_FIELD_NUMBER: builtins.int
+    COMMAND_FIELD_NUMBER: builtins.int
+    TERMINATE_TIME_FIELD_NUMBER: builtins.int
+    CLAIM_COUNT_FIELD_NUMBER: builtins.int
+    LOCK_COUNT_FIELD_NUMBER: builtins.int
+    session_id: builtins.str
+    identity: builtins.str
+    sdk: builtins.str
+    """Name and version of its SDK."""
+    command: leasekeeper.v1.worker_service_pb2.WorkerCommand.ValueType
+    claim_count: builtins.int
+    lock_count: builtins.int
+    @property
+    def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
+    @property
+    def open_time(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
+    @property
+    def ttl(self) -> google.protobuf.duration_pb2.Duration: ...
+    @property
+    def last_beat_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """The last beat that this coordinator saw; absent: none."""
+
+    @property
+    def terminate_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
+        """When QUIET becomes TERMINATE."""
+
+    def __init__(
+        self,
+        *,
+        session_id: builtins.str = ...,
+        identity: builtins.str = ...,
+        sdk: builtins.str = ...,
+        labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        open_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        ttl: google.protobuf.duration_pb2.Duration | None = ...,
+        last_beat_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        command: leasekeeper.v1.worker_service_pb2.WorkerCommand.ValueType = ...,
+        terminate_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        claim_count: builtins.int = ...,
+        lock_count: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["last_beat_time", b"last_beat_time", "open_time", b"open_time", "terminate_time", b"terminate_time", "ttl", b"ttl"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["claim_count", b"claim_count", "command", b"command", "identity", b"identity", "labels", b"labels", "last_beat_time", b"last_beat_time", "lock_count", b"lock_count", "open_time", b"open_time", "sdk", b"sdk", "session_id", b"session_id", "terminate_time", b"terminate_time", "ttl", b"ttl"]) -> None: ...
+
+global___Session = Session
+
+@typing.final
+class SessionClaim(google.protobuf.message.Message):
+    """A claim of a session."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    FENCING_TOKEN_FIELD_NUMBER: builtins.int
+    QUEUE_FIELD_NUMBER: builtins.int
+    TYPE_FIELD_NUMBER: builtins.int
+    ATTEMPT_FIELD_NUMBER: builtins.int
+    CLAIM_TIME_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    fencing_token: builtins.int
+    queue: builtins.str
+    type: builtins.str
+    attempt: builtins.int
+    @property
+    def claim_time(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        fencing_token: builtins.int = ...,
+        queue: builtins.str = ...,
+        type: builtins.str = ...,
+        attempt: builtins.int = ...,
+        claim_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["claim_time", b"claim_time"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "claim_time", b"claim_time", "fencing_token", b"fencing_token", "job_id", b"job_id", "queue", b"queue", "type", b"type"]) -> None: ...
+
+global___SessionClaim = SessionClaim
+
+@typing.final
+class SessionLock(google.protobuf.message.Message):
+    """A lock of a session, or its place in the line."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    FENCING_TOKEN_FIELD_NUMBER: builtins.int
+    MODE_FIELD_NUMBER: builtins.int
+    JOB_ID_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    fencing_token: builtins.int
+    mode: leasekeeper.v1.types_pb2.LockMode.ValueType
+    job_id: builtins.str
+    """The job whose claim holds it, if it is one."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        fencing_token: builtins.int = ...,
+        mode: leasekeeper.v1.types_pb2.LockMode.ValueType = ...,
+        job_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["fencing_token", b"fencing_token", "job_id", b"job_id", "mode", b"mode", "name", b"name"]) -> None: ...
+
+global___SessionLock = SessionLock

@@ -87,6 +87,8 @@ class _ErrorReasonEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._En
     """ABORTED with RetryInfo; metadata: name, holder, token."""
     ERROR_REASON_PERMITS_MISMATCH: _ErrorReason.ValueType  # 32
     """FAILED_PRECONDITION: the users of a semaphore disagree on its size; metadata: name, asked, current."""
+    ERROR_REASON_QUEUE_PAUSED: _ErrorReason.ValueType  # 33
+    """FAILED_PRECONDITION with RetryInfo: nothing is claimed from the queue until somebody resumes it; metadata: queue."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Names without the prefix stand in `ErrorInfo.reason`. Where a delay makes sense, `google.rpc.RetryInfo` goes along."""
@@ -156,4 +158,6 @@ ERROR_REASON_LOCK_HELD: ErrorReason.ValueType  # 31
 """ABORTED with RetryInfo; metadata: name, holder, token."""
 ERROR_REASON_PERMITS_MISMATCH: ErrorReason.ValueType  # 32
 """FAILED_PRECONDITION: the users of a semaphore disagree on its size; metadata: name, asked, current."""
+ERROR_REASON_QUEUE_PAUSED: ErrorReason.ValueType  # 33
+"""FAILED_PRECONDITION with RetryInfo: nothing is claimed from the queue until somebody resumes it; metadata: queue."""
 global___ErrorReason = ErrorReason

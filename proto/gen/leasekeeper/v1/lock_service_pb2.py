@@ -24,9 +24,10 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
+from leasekeeper.v1 import types_pb2 as leasekeeper_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!leasekeeper/v1/lock_service.proto\x12\x0eleasekeeper.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\xe0\x01\n\x12\x41\x63quireLockRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\r\n\x05names\x18\x04 \x03(\t\x12&\n\x04mode\x18\x05 \x01(\x0e\x32\x18.leasekeeper.v1.LockMode\x12\x0f\n\x07permits\x18\x06 \x01(\x05\x12\r\n\x05value\x18\x07 \x01(\x0c\x12\'\n\x04wait\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07repeats\x18\t \x01(\x05\"/\n\x08HeldLock\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rfencing_token\x18\x02 \x01(\x03\">\n\x13\x41\x63quireLockResponse\x12\'\n\x05locks\x18\x01 \x03(\x0b\x32\x18.leasekeeper.v1.HeldLock\"\x88\x01\n\x12ReleaseLockRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\'\n\x05locks\x18\x04 \x03(\x0b\x32\x18.leasekeeper.v1.HeldLock\x12\x0e\n\x06repeat\x18\x05 \x01(\x08\"\'\n\x13ReleaseLockResponse\x12\x10\n\x08released\x18\x01 \x01(\x05\"\xb9\x01\n\tLockEntry\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12&\n\x04mode\x18\x03 \x01(\x0e\x32\x18.leasekeeper.v1.LockMode\x12\x0f\n\x07permits\x18\x04 \x01(\x05\x12\x15\n\rfencing_token\x18\x05 \x01(\x03\x12\r\n\x05value\x18\x06 \x01(\x0c\x12)\n\x05since\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"}\n\x04Lock\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x06owners\x18\x02 \x03(\x0b\x32\x19.leasekeeper.v1.LockEntry\x12*\n\x07waiters\x18\x03 \x03(\x0b\x32\x19.leasekeeper.v1.LockEntry\x12\x10\n\x08revision\x18\x04 \x01(\x03\"1\n\x0eGetLockRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"5\n\x0fGetLockResponse\x12\"\n\x04lock\x18\x01 \x01(\x0b\x32\x14.leasekeeper.v1.Lock\"L\n\x10ListLocksRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"Q\n\x11ListLocksResponse\x12#\n\x05locks\x18\x01 \x03(\x0b\x32\x14.leasekeeper.v1.Lock\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"K\n\x11\x43heckTokenRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x15\n\rfencing_token\x18\x03 \x01(\x03\"6\n\x12\x43heckTokenResponse\x12\x0f\n\x07\x63urrent\x18\x01 \x01(\x08\x12\x0f\n\x07largest\x18\x02 \x01(\x03\"o\n\x11RevokeLockRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x15\n\rfencing_token\x18\x04 \x01(\x03\x12\x0e\n\x06reason\x18\x05 \x01(\t\"(\n\x12RevokeLockResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\"5\n\x12ObserveLockRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"9\n\x13ObserveLockResponse\x12\"\n\x04lock\x18\x01 \x01(\x0b\x32\x14.leasekeeper.v1.Lock*m\n\x08LockMode\x12\x19\n\x15LOCK_MODE_UNSPECIFIED\x10\x00\x12\x17\n\x13LOCK_MODE_EXCLUSIVE\x10\x01\x12\x14\n\x10LOCK_MODE_SHARED\x10\x02\x12\x17\n\x13LOCK_MODE_SEMAPHORE\x10\x03\x32\xdf\x04\n\x0bLockService\x12V\n\x0b\x41\x63quireLock\x12\".leasekeeper.v1.AcquireLockRequest\x1a#.leasekeeper.v1.AcquireLockResponse\x12V\n\x0bReleaseLock\x12\".leasekeeper.v1.ReleaseLockRequest\x1a#.leasekeeper.v1.ReleaseLockResponse\x12J\n\x07GetLock\x12\x1e.leasekeeper.v1.GetLockRequest\x1a\x1f.leasekeeper.v1.GetLockResponse\x12P\n\tListLocks\x12 .leasekeeper.v1.ListLocksRequest\x1a!.leasekeeper.v1.ListLocksResponse\x12S\n\nCheckToken\x12!.leasekeeper.v1.CheckTokenRequest\x1a\".leasekeeper.v1.CheckTokenResponse\x12S\n\nRevokeLock\x12!.leasekeeper.v1.RevokeLockRequest\x1a\".leasekeeper.v1.RevokeLockResponse\x12X\n\x0bObserveLock\x12\".leasekeeper.v1.ObserveLockRequest\x1a#.leasekeeper.v1.ObserveLockResponse0\x01\x42\x33\n\x11io.leasekeeper.v1P\x01Z\x1cleasekeeper/v1;leasekeeperv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n!leasekeeper/v1/lock_service.proto\x12\x0eleasekeeper.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1aleasekeeper/v1/types.proto\"\xe0\x01\n\x12\x41\x63quireLockRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\r\n\x05names\x18\x04 \x03(\t\x12&\n\x04mode\x18\x05 \x01(\x0e\x32\x18.leasekeeper.v1.LockMode\x12\x0f\n\x07permits\x18\x06 \x01(\x05\x12\r\n\x05value\x18\x07 \x01(\x0c\x12\'\n\x04wait\x18\x08 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x0f\n\x07repeats\x18\t \x01(\x05\"/\n\x08HeldLock\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rfencing_token\x18\x02 \x01(\x03\">\n\x13\x41\x63quireLockResponse\x12\'\n\x05locks\x18\x01 \x03(\x0b\x32\x18.leasekeeper.v1.HeldLock\"\x88\x01\n\x12ReleaseLockRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\'\n\x05locks\x18\x04 \x03(\x0b\x32\x18.leasekeeper.v1.HeldLock\x12\x0e\n\x06repeat\x18\x05 \x01(\x08\"\'\n\x13ReleaseLockResponse\x12\x10\n\x08released\x18\x01 \x01(\x05\"\xb9\x01\n\tLockEntry\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x0e\n\x06job_id\x18\x02 \x01(\t\x12&\n\x04mode\x18\x03 \x01(\x0e\x32\x18.leasekeeper.v1.LockMode\x12\x0f\n\x07permits\x18\x04 \x01(\x05\x12\x15\n\rfencing_token\x18\x05 \x01(\x03\x12\r\n\x05value\x18\x06 \x01(\x0c\x12)\n\x05since\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\"}\n\x04Lock\x12\x0c\n\x04name\x18\x01 \x01(\t\x12)\n\x06owners\x18\x02 \x03(\x0b\x32\x19.leasekeeper.v1.LockEntry\x12*\n\x07waiters\x18\x03 \x03(\x0b\x32\x19.leasekeeper.v1.LockEntry\x12\x10\n\x08revision\x18\x04 \x01(\x03\"1\n\x0eGetLockRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"5\n\x0fGetLockResponse\x12\"\n\x04lock\x18\x01 \x01(\x0b\x32\x14.leasekeeper.v1.Lock\"L\n\x10ListLocksRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"Q\n\x11ListLocksResponse\x12#\n\x05locks\x18\x01 \x03(\x0b\x32\x14.leasekeeper.v1.Lock\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"K\n\x11\x43heckTokenRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x15\n\rfencing_token\x18\x03 \x01(\x03\"6\n\x12\x43heckTokenResponse\x12\x0f\n\x07\x63urrent\x18\x01 \x01(\x08\x12\x0f\n\x07largest\x18\x02 \x01(\x03\"o\n\x11RevokeLockRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x15\n\rfencing_token\x18\x04 \x01(\x03\x12\x0e\n\x06reason\x18\x05 \x01(\t\"(\n\x12RevokeLockResponse\x12\x12\n\nsession_id\x18\x01 \x01(\t\"5\n\x12ObserveLockRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\"9\n\x13ObserveLockResponse\x12\"\n\x04lock\x18\x01 \x01(\x0b\x32\x14.leasekeeper.v1.Lock2\xdf\x04\n\x0bLockService\x12V\n\x0b\x41\x63quireLock\x12\".leasekeeper.v1.AcquireLockRequest\x1a#.leasekeeper.v1.AcquireLockResponse\x12V\n\x0bReleaseLock\x12\".leasekeeper.v1.ReleaseLockRequest\x1a#.leasekeeper.v1.ReleaseLockResponse\x12J\n\x07GetLock\x12\x1e.leasekeeper.v1.GetLockRequest\x1a\x1f.leasekeeper.v1.GetLockResponse\x12P\n\tListLocks\x12 .leasekeeper.v1.ListLocksRequest\x1a!.leasekeeper.v1.ListLocksResponse\x12S\n\nCheckToken\x12!.leasekeeper.v1.CheckTokenRequest\x1a\".leasekeeper.v1.CheckTokenResponse\x12S\n\nRevokeLock\x12!.leasekeeper.v1.RevokeLockRequest\x1a\".leasekeeper.v1.RevokeLockResponse\x12X\n\x0bObserveLock\x12\".leasekeeper.v1.ObserveLockRequest\x1a#.leasekeeper.v1.ObserveLockResponse0\x01\x42\x33\n\x11io.leasekeeper.v1P\x01Z\x1cleasekeeper/v1;leasekeeperv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,42 +35,40 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'leasekeeper.v1.lock_service
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\021io.leasekeeper.v1P\001Z\034leasekeeper/v1;leasekeeperv1'
-  _globals['_LOCKMODE']._serialized_start=1622
-  _globals['_LOCKMODE']._serialized_end=1731
-  _globals['_ACQUIRELOCKREQUEST']._serialized_start=119
-  _globals['_ACQUIRELOCKREQUEST']._serialized_end=343
-  _globals['_HELDLOCK']._serialized_start=345
-  _globals['_HELDLOCK']._serialized_end=392
-  _globals['_ACQUIRELOCKRESPONSE']._serialized_start=394
-  _globals['_ACQUIRELOCKRESPONSE']._serialized_end=456
-  _globals['_RELEASELOCKREQUEST']._serialized_start=459
-  _globals['_RELEASELOCKREQUEST']._serialized_end=595
-  _globals['_RELEASELOCKRESPONSE']._serialized_start=597
-  _globals['_RELEASELOCKRESPONSE']._serialized_end=636
-  _globals['_LOCKENTRY']._serialized_start=639
-  _globals['_LOCKENTRY']._serialized_end=824
-  _globals['_LOCK']._serialized_start=826
-  _globals['_LOCK']._serialized_end=951
-  _globals['_GETLOCKREQUEST']._serialized_start=953
-  _globals['_GETLOCKREQUEST']._serialized_end=1002
-  _globals['_GETLOCKRESPONSE']._serialized_start=1004
-  _globals['_GETLOCKRESPONSE']._serialized_end=1057
-  _globals['_LISTLOCKSREQUEST']._serialized_start=1059
-  _globals['_LISTLOCKSREQUEST']._serialized_end=1135
-  _globals['_LISTLOCKSRESPONSE']._serialized_start=1137
-  _globals['_LISTLOCKSRESPONSE']._serialized_end=1218
-  _globals['_CHECKTOKENREQUEST']._serialized_start=1220
-  _globals['_CHECKTOKENREQUEST']._serialized_end=1295
-  _globals['_CHECKTOKENRESPONSE']._serialized_start=1297
-  _globals['_CHECKTOKENRESPONSE']._serialized_end=1351
-  _globals['_REVOKELOCKREQUEST']._serialized_start=1353
-  _globals['_REVOKELOCKREQUEST']._serialized_end=1464
-  _globals['_REVOKELOCKRESPONSE']._serialized_start=1466
-  _globals['_REVOKELOCKRESPONSE']._serialized_end=1506
-  _globals['_OBSERVELOCKREQUEST']._serialized_start=1508
-  _globals['_OBSERVELOCKREQUEST']._serialized_end=1561
-  _globals['_OBSERVELOCKRESPONSE']._serialized_start=1563
-  _globals['_OBSERVELOCKRESPONSE']._serialized_end=1620
-  _globals['_LOCKSERVICE']._serialized_start=1734
-  _globals['_LOCKSERVICE']._serialized_end=2341
+  _globals['_ACQUIRELOCKREQUEST']._serialized_start=147
+  _globals['_ACQUIRELOCKREQUEST']._serialized_end=371
+  _globals['_HELDLOCK']._serialized_start=373
+  _globals['_HELDLOCK']._serialized_end=420
+  _globals['_ACQUIRELOCKRESPONSE']._serialized_start=422
+  _globals['_ACQUIRELOCKRESPONSE']._serialized_end=484
+  _globals['_RELEASELOCKREQUEST']._serialized_start=487
+  _globals['_RELEASELOCKREQUEST']._serialized_end=623
+  _globals['_RELEASELOCKRESPONSE']._serialized_start=625
+  _globals['_RELEASELOCKRESPONSE']._serialized_end=664
+  _globals['_LOCKENTRY']._serialized_start=667
+  _globals['_LOCKENTRY']._serialized_end=852
+  _globals['_LOCK']._serialized_start=854
+  _globals['_LOCK']._serialized_end=979
+  _globals['_GETLOCKREQUEST']._serialized_start=981
+  _globals['_GETLOCKREQUEST']._serialized_end=1030
+  _globals['_GETLOCKRESPONSE']._serialized_start=1032
+  _globals['_GETLOCKRESPONSE']._serialized_end=1085
+  _globals['_LISTLOCKSREQUEST']._serialized_start=1087
+  _globals['_LISTLOCKSREQUEST']._serialized_end=1163
+  _globals['_LISTLOCKSRESPONSE']._serialized_start=1165
+  _globals['_LISTLOCKSRESPONSE']._serialized_end=1246
+  _globals['_CHECKTOKENREQUEST']._serialized_start=1248
+  _globals['_CHECKTOKENREQUEST']._serialized_end=1323
+  _globals['_CHECKTOKENRESPONSE']._serialized_start=1325
+  _globals['_CHECKTOKENRESPONSE']._serialized_end=1379
+  _globals['_REVOKELOCKREQUEST']._serialized_start=1381
+  _globals['_REVOKELOCKREQUEST']._serialized_end=1492
+  _globals['_REVOKELOCKRESPONSE']._serialized_start=1494
+  _globals['_REVOKELOCKRESPONSE']._serialized_end=1534
+  _globals['_OBSERVELOCKREQUEST']._serialized_start=1536
+  _globals['_OBSERVELOCKREQUEST']._serialized_end=1589
+  _globals['_OBSERVELOCKRESPONSE']._serialized_start=1591
+  _globals['_OBSERVELOCKRESPONSE']._serialized_end=1648
+  _globals['_LOCKSERVICE']._serialized_start=1651
+  _globals['_LOCKSERVICE']._serialized_end=2258
 # @@protoc_insertion_point(module_scope)

@@ -8,44 +8,12 @@ import collections.abc
 import google.protobuf.descriptor
 import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
-import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
-import sys
+import leasekeeper.v1.types_pb2
 import typing
 
-if sys.version_info >= (3, 10):
-    import typing as typing_extensions
-else:
-    import typing_extensions
-
 DESCRIPTOR: google.protobuf.descriptor.FileDescriptor
-
-class _LockMode:
-    ValueType = typing.NewType("ValueType", builtins.int)
-    V: typing_extensions.TypeAlias = ValueType
-
-class _LockModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_LockMode.ValueType], builtins.type):
-    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
-    LOCK_MODE_UNSPECIFIED: _LockMode.ValueType  # 0
-    LOCK_MODE_EXCLUSIVE: _LockMode.ValueType  # 1
-    """One owner."""
-    LOCK_MODE_SHARED: _LockMode.ValueType  # 2
-    """Any number of owners of this mode."""
-    LOCK_MODE_SEMAPHORE: _LockMode.ValueType  # 3
-    """Up to `permits` owners."""
-
-class LockMode(_LockMode, metaclass=_LockModeEnumTypeWrapper):
-    """How a lock is shared."""
-
-LOCK_MODE_UNSPECIFIED: LockMode.ValueType  # 0
-LOCK_MODE_EXCLUSIVE: LockMode.ValueType  # 1
-"""One owner."""
-LOCK_MODE_SHARED: LockMode.ValueType  # 2
-"""Any number of owners of this mode."""
-LOCK_MODE_SEMAPHORE: LockMode.ValueType  # 3
-"""Up to `permits` owners."""
-global___LockMode = LockMode
 
 @typing.final
 class AcquireLockRequest(google.protobuf.message.Message):
@@ -64,7 +32,7 @@ class AcquireLockRequest(google.protobuf.message.Message):
     request_id: builtins.str
     """Required, 1-128 bytes, new for each acquisition; the same again only for a repeat."""
     session_id: builtins.str
-    mode: global___LockMode.ValueType
+    mode: leasekeeper.v1.types_pb2.LockMode.ValueType
     """Unspecified: exclusive."""
     permits: builtins.int
     """1-1,000; only for a semaphore, the same for all its users."""
@@ -89,7 +57,7 @@ class AcquireLockRequest(google.protobuf.message.Message):
         request_id: builtins.str = ...,
         session_id: builtins.str = ...,
         names: collections.abc.Iterable[builtins.str] | None = ...,
-        mode: global___LockMode.ValueType = ...,
+        mode: leasekeeper.v1.types_pb2.LockMode.ValueType = ...,
         permits: builtins.int = ...,
         value: builtins.bytes = ...,
         wait: google.protobuf.duration_pb2.Duration | None = ...,
@@ -201,7 +169,7 @@ class LockEntry(google.protobuf.message.Message):
     session_id: builtins.str
     job_id: builtins.str
     """The job whose claim holds it, if it is one."""
-    mode: global___LockMode.ValueType
+    mode: leasekeeper.v1.types_pb2.LockMode.ValueType
     permits: builtins.int
     fencing_token: builtins.int
     value: builtins.bytes
@@ -212,7 +180,7 @@ class LockEntry(google.protobuf.message.Message):
         *,
         session_id: builtins.str = ...,
         job_id: builtins.str = ...,
-        mode: global___LockMode.ValueType = ...,
+        mode: leasekeeper.v1.types_pb2.LockMode.ValueType = ...,
         permits: builtins.int = ...,
         fencing_token: builtins.int = ...,
         value: builtins.bytes = ...,

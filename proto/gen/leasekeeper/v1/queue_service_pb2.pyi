@@ -6,10 +6,12 @@ Queues and the circuits of their types."""
 import builtins
 import collections.abc
 import google.protobuf.descriptor
+import google.protobuf.duration_pb2
 import google.protobuf.internal.containers
 import google.protobuf.internal.enum_type_wrapper
 import google.protobuf.message
 import google.protobuf.timestamp_pb2
+import leasekeeper.v1.types_pb2
 import sys
 import typing
 
@@ -69,16 +71,395 @@ class GetQueueStatsResponse(google.protobuf.message.Message):
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
     TYPES_FIELD_NUMBER: builtins.int
+    PAUSED_FIELD_NUMBER: builtins.int
+    PENDING_FIELD_NUMBER: builtins.int
+    RUNNING_FIELD_NUMBER: builtins.int
+    SCHEDULED_FIELD_NUMBER: builtins.int
+    DEAD_FIELD_NUMBER: builtins.int
+    OLDEST_AGE_FIELD_NUMBER: builtins.int
+    PRIORITIES_FIELD_NUMBER: builtins.int
+    SUBMIT_RATE_FIELD_NUMBER: builtins.int
+    DISPATCH_RATE_FIELD_NUMBER: builtins.int
+    PARKED_FIELD_NUMBER: builtins.int
+    LIMITED_FIELD_NUMBER: builtins.int
+    paused: builtins.bool
+    pending: builtins.int
+    """Of the queue, as known to this coordinator."""
+    running: builtins.int
+    scheduled: builtins.int
+    """SCHEDULED: delayed or backing off."""
+    dead: builtins.int
+    """DEAD and QUARANTINED."""
+    submit_rate: builtins.float
+    """A second, over about a minute, as this coordinator saw them."""
+    dispatch_rate: builtins.float
+    parked: builtins.int
+    """Jobs that are PENDING and wait for a lock or a limit here."""
+    limited: builtins.bool
+    """A rate or a limit of the queue holds jobs back at this moment."""
     @property
     def types(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TypeStats]: ...
+    @property
+    def oldest_age(self) -> google.protobuf.duration_pb2.Duration:
+        """How long the job that is first in line has been claimable; absent: none waits."""
+
+    @property
+    def priorities(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PriorityStats]: ...
     def __init__(
         self,
         *,
         types: collections.abc.Iterable[global___TypeStats] | None = ...,
+        paused: builtins.bool = ...,
+        pending: builtins.int = ...,
+        running: builtins.int = ...,
+        scheduled: builtins.int = ...,
+        dead: builtins.int = ...,
+        oldest_age: google.protobuf.duration_pb2.Duration | None = ...,
+        priorities: collections.abc.Iterable[global___PriorityStats] | None = ...,
+        submit_rate: builtins.float = ...,
+        dispatch_rate: builtins.float = ...,
+        parked: builtins.int = ...,
+        limited: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["types", b"types"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["oldest_age", b"oldest_age"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["dead", b"dead", "dispatch_rate", b"dispatch_rate", "limited", b"limited", "oldest_age", b"oldest_age", "parked", b"parked", "paused", b"paused", "pending", b"pending", "priorities", b"priorities", "running", b"running", "scheduled", b"scheduled", "submit_rate", b"submit_rate", "types", b"types"]) -> None: ...
 
 global___GetQueueStatsResponse = GetQueueStatsResponse
+
+@typing.final
+class PriorityStats(google.protobuf.message.Message):
+    """Jobs of one priority that are PENDING."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    PRIORITY_FIELD_NUMBER: builtins.int
+    PENDING_FIELD_NUMBER: builtins.int
+    OLDEST_AGE_FIELD_NUMBER: builtins.int
+    priority: builtins.int
+    pending: builtins.int
+    @property
+    def oldest_age(self) -> google.protobuf.duration_pb2.Duration: ...
+    def __init__(
+        self,
+        *,
+        priority: builtins.int = ...,
+        pending: builtins.int = ...,
+        oldest_age: google.protobuf.duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["oldest_age", b"oldest_age"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["oldest_age", b"oldest_age", "pending", b"pending", "priority", b"priority"]) -> None: ...
+
+global___PriorityStats = PriorityStats
+
+@typing.final
+class GetQueueRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: builtins.int
+    QUEUE_FIELD_NUMBER: builtins.int
+    namespace: builtins.str
+    queue: builtins.str
+    def __init__(
+        self,
+        *,
+        namespace: builtins.str = ...,
+        queue: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["namespace", b"namespace", "queue", b"queue"]) -> None: ...
+
+global___GetQueueRequest = GetQueueRequest
+
+@typing.final
+class GetQueueResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: builtins.int
+    @property
+    def queue(self) -> global___Queue: ...
+    def __init__(
+        self,
+        *,
+        queue: global___Queue | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["queue", b"queue"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["queue", b"queue"]) -> None: ...
+
+global___GetQueueResponse = GetQueueResponse
+
+@typing.final
+class ListQueuesRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: builtins.int
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    namespace: builtins.str
+    page_size: builtins.int
+    """At most 1,000; 0 means 100."""
+    page_token: builtins.str
+    def __init__(
+        self,
+        *,
+        namespace: builtins.str = ...,
+        page_size: builtins.int = ...,
+        page_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["namespace", b"namespace", "page_size", b"page_size", "page_token", b"page_token"]) -> None: ...
+
+global___ListQueuesRequest = ListQueuesRequest
+
+@typing.final
+class ListQueuesResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    QUEUES_FIELD_NUMBER: builtins.int
+    NEXT_PAGE_TOKEN_FIELD_NUMBER: builtins.int
+    next_page_token: builtins.str
+    @property
+    def queues(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Queue]: ...
+    def __init__(
+        self,
+        *,
+        queues: collections.abc.Iterable[global___Queue] | None = ...,
+        next_page_token: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["next_page_token", b"next_page_token", "queues", b"queues"]) -> None: ...
+
+global___ListQueuesResponse = ListQueuesResponse
+
+@typing.final
+class UpdateQueueRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    QUEUE_FIELD_NUMBER: builtins.int
+    ETAG_FIELD_NUMBER: builtins.int
+    SETTINGS_FIELD_NUMBER: builtins.int
+    namespace: builtins.str
+    request_id: builtins.str
+    queue: builtins.str
+    etag: builtins.str
+    """Of the queue as read; empty: whatever it is now."""
+    @property
+    def settings(self) -> global___QueueSettings: ...
+    def __init__(
+        self,
+        *,
+        namespace: builtins.str = ...,
+        request_id: builtins.str = ...,
+        queue: builtins.str = ...,
+        etag: builtins.str = ...,
+        settings: global___QueueSettings | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["settings", b"settings"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["etag", b"etag", "namespace", b"namespace", "queue", b"queue", "request_id", b"request_id", "settings", b"settings"]) -> None: ...
+
+global___UpdateQueueRequest = UpdateQueueRequest
+
+@typing.final
+class UpdateQueueResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: builtins.int
+    @property
+    def queue(self) -> global___Queue: ...
+    def __init__(
+        self,
+        *,
+        queue: global___Queue | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["queue", b"queue"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["queue", b"queue"]) -> None: ...
+
+global___UpdateQueueResponse = UpdateQueueResponse
+
+@typing.final
+class PauseQueueRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    QUEUE_FIELD_NUMBER: builtins.int
+    REASON_FIELD_NUMBER: builtins.int
+    namespace: builtins.str
+    request_id: builtins.str
+    queue: builtins.str
+    reason: builtins.str
+    """For people; cut to 512 bytes."""
+    def __init__(
+        self,
+        *,
+        namespace: builtins.str = ...,
+        request_id: builtins.str = ...,
+        queue: builtins.str = ...,
+        reason: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["namespace", b"namespace", "queue", b"queue", "reason", b"reason", "request_id", b"request_id"]) -> None: ...
+
+global___PauseQueueRequest = PauseQueueRequest
+
+@typing.final
+class PauseQueueResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: builtins.int
+    @property
+    def queue(self) -> global___Queue: ...
+    def __init__(
+        self,
+        *,
+        queue: global___Queue | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["queue", b"queue"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["queue", b"queue"]) -> None: ...
+
+global___PauseQueueResponse = PauseQueueResponse
+
+@typing.final
+class ResumeQueueRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    QUEUE_FIELD_NUMBER: builtins.int
+    namespace: builtins.str
+    request_id: builtins.str
+    queue: builtins.str
+    def __init__(
+        self,
+        *,
+        namespace: builtins.str = ...,
+        request_id: builtins.str = ...,
+        queue: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["namespace", b"namespace", "queue", b"queue", "request_id", b"request_id"]) -> None: ...
+
+global___ResumeQueueRequest = ResumeQueueRequest
+
+@typing.final
+class ResumeQueueResponse(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: builtins.int
+    @property
+    def queue(self) -> global___Queue: ...
+    def __init__(
+        self,
+        *,
+        queue: global___Queue | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["queue", b"queue"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["queue", b"queue"]) -> None: ...
+
+global___ResumeQueueResponse = ResumeQueueResponse
+
+@typing.final
+class Queue(google.protobuf.message.Message):
+    """A queue."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    QUEUE_FIELD_NUMBER: builtins.int
+    SETTINGS_FIELD_NUMBER: builtins.int
+    PAUSED_FIELD_NUMBER: builtins.int
+    PAUSE_REASON_FIELD_NUMBER: builtins.int
+    PAUSE_TIME_FIELD_NUMBER: builtins.int
+    ETAG_FIELD_NUMBER: builtins.int
+    queue: builtins.str
+    paused: builtins.bool
+    pause_reason: builtins.str
+    etag: builtins.str
+    """Changes with every change; opaque."""
+    @property
+    def settings(self) -> global___QueueSettings: ...
+    @property
+    def pause_time(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
+    def __init__(
+        self,
+        *,
+        queue: builtins.str = ...,
+        settings: global___QueueSettings | None = ...,
+        paused: builtins.bool = ...,
+        pause_reason: builtins.str = ...,
+        pause_time: google.protobuf.timestamp_pb2.Timestamp | None = ...,
+        etag: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["pause_time", b"pause_time", "settings", b"settings"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["etag", b"etag", "pause_reason", b"pause_reason", "pause_time", b"pause_time", "paused", b"paused", "queue", b"queue", "settings", b"settings"]) -> None: ...
+
+global___Queue = Queue
+
+@typing.final
+class QueueSettings(google.protobuf.message.Message):
+    """What can be set for a queue. Absent fields and 0 mean the defaults."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    TARGET_WAITS_FIELD_NUMBER: builtins.int
+    RETRY_POLICY_FIELD_NUMBER: builtins.int
+    QUEUE_TIMEOUT_FIELD_NUMBER: builtins.int
+    RUN_TIMEOUT_FIELD_NUMBER: builtins.int
+    TOTAL_TIMEOUT_FIELD_NUMBER: builtins.int
+    HEARTBEAT_TIMEOUT_FIELD_NUMBER: builtins.int
+    RETENTION_FIELD_NUMBER: builtins.int
+    MAX_RUNNING_FIELD_NUMBER: builtins.int
+    LIMIT_PER_KEY_FIELD_NUMBER: builtins.int
+    SUBMIT_RATE_FIELD_NUMBER: builtins.int
+    CLAIM_RATE_FIELD_NUMBER: builtins.int
+    SUBMIT_BURST_FIELD_NUMBER: builtins.int
+    CLAIM_BURST_FIELD_NUMBER: builtins.int
+    max_running: builtins.int
+    """Jobs of the queue that run at once, at most 1,000. 0: no limit."""
+    limit_per_key: builtins.int
+    """Jobs with the same `limit_key` that run at once, at most 1,000. 0: no limit."""
+    submit_rate: builtins.float
+    """Jobs a second that each coordinator takes in and hands out; the whole is that times the live coordinators. 0: no limit."""
+    claim_rate: builtins.float
+    submit_burst: builtins.int
+    """Size of the bucket of these rates; 0: a second's worth, at least 1."""
+    claim_burst: builtins.int
+    @property
+    def target_waits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[google.protobuf.duration_pb2.Duration]:
+        """For priorities 1 to 5, in this order, each at least the one before; empty: 1 s, 10 s, 1 min, 10 min, 1 h."""
+
+    @property
+    def retry_policy(self) -> leasekeeper.v1.types_pb2.RetryPolicy:
+        """What jobs take that leave it out."""
+
+    @property
+    def queue_timeout(self) -> google.protobuf.duration_pb2.Duration: ...
+    @property
+    def run_timeout(self) -> google.protobuf.duration_pb2.Duration: ...
+    @property
+    def total_timeout(self) -> google.protobuf.duration_pb2.Duration: ...
+    @property
+    def heartbeat_timeout(self) -> google.protobuf.duration_pb2.Duration: ...
+    @property
+    def retention(self) -> google.protobuf.duration_pb2.Duration:
+        """How long the record of a job that SUCCEEDED or is CANCELLED is kept, 1 min - 7 d. Default 1 h."""
+
+    def __init__(
+        self,
+        *,
+        target_waits: collections.abc.Iterable[google.protobuf.duration_pb2.Duration] | None = ...,
+        retry_policy: leasekeeper.v1.types_pb2.RetryPolicy | None = ...,
+        queue_timeout: google.protobuf.duration_pb2.Duration | None = ...,
+        run_timeout: google.protobuf.duration_pb2.Duration | None = ...,
+        total_timeout: google.protobuf.duration_pb2.Duration | None = ...,
+        heartbeat_timeout: google.protobuf.duration_pb2.Duration | None = ...,
+        retention: google.protobuf.duration_pb2.Duration | None = ...,
+        max_running: builtins.int = ...,
+        limit_per_key: builtins.int = ...,
+        submit_rate: builtins.float = ...,
+        claim_rate: builtins.float = ...,
+        submit_burst: builtins.int = ...,
+        claim_burst: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["heartbeat_timeout", b"heartbeat_timeout", "queue_timeout", b"queue_timeout", "retention", b"retention", "retry_policy", b"retry_policy", "run_timeout", b"run_timeout", "total_timeout", b"total_timeout"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["claim_burst", b"claim_burst", "claim_rate", b"claim_rate", "heartbeat_timeout", b"heartbeat_timeout", "limit_per_key", b"limit_per_key", "max_running", b"max_running", "queue_timeout", b"queue_timeout", "retention", b"retention", "retry_policy", b"retry_policy", "run_timeout", b"run_timeout", "submit_burst", b"submit_burst", "submit_rate", b"submit_rate", "target_waits", b"target_waits", "total_timeout", b"total_timeout"]) -> None: ...
+
+global___QueueSettings = QueueSettings
 
 @typing.final
 class TypeStats(google.protobuf.message.Message):

@@ -101,6 +101,32 @@ ATTEMPT_OUTCOME_TIMED_OUT: AttemptOutcome.ValueType  # 7
 ATTEMPT_OUTCOME_CANCELLED: AttemptOutcome.ValueType  # 8
 global___AttemptOutcome = AttemptOutcome
 
+class _LockMode:
+    ValueType = typing.NewType("ValueType", builtins.int)
+    V: typing_extensions.TypeAlias = ValueType
+
+class _LockModeEnumTypeWrapper(google.protobuf.internal.enum_type_wrapper._EnumTypeWrapper[_LockMode.ValueType], builtins.type):
+    DESCRIPTOR: google.protobuf.descriptor.EnumDescriptor
+    LOCK_MODE_UNSPECIFIED: _LockMode.ValueType  # 0
+    LOCK_MODE_EXCLUSIVE: _LockMode.ValueType  # 1
+    """One owner."""
+    LOCK_MODE_SHARED: _LockMode.ValueType  # 2
+    """Any number of owners of this mode."""
+    LOCK_MODE_SEMAPHORE: _LockMode.ValueType  # 3
+    """Up to `permits` owners."""
+
+class LockMode(_LockMode, metaclass=_LockModeEnumTypeWrapper):
+    """How a lock is shared."""
+
+LOCK_MODE_UNSPECIFIED: LockMode.ValueType  # 0
+LOCK_MODE_EXCLUSIVE: LockMode.ValueType  # 1
+"""One owner."""
+LOCK_MODE_SHARED: LockMode.ValueType  # 2
+"""Any number of owners of this mode."""
+LOCK_MODE_SEMAPHORE: LockMode.ValueType  # 3
+"""Up to `permits` owners."""
+global___LockMode = LockMode
+
 @typing.final
 class RetryPolicy(google.protobuf.message.Message):
     """When and how often a failed job runs again. Absent fields take the defaults of docs/states.md."""
@@ -196,6 +222,8 @@ class JobSpec(google.protobuf.message.Message):
     RETRY_POLICY_FIELD_NUMBER: builtins.int
     UNIQUE_KEY_FIELD_NUMBER: builtins.int
     ROLLBACK_FIELD_NUMBER: builtins.int
+    LOCKS_FIELD_NUMBER: builtins.int
+    LIMIT_KEY_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """Caller's id, 1-256 bytes of UTF-8 without control characters. Empty: the server makes one from namespace, request_id and item."""
     queue: builtins.str
@@ -210,6 +238,10 @@ class JobSpec(google.protobuf.message.Message):
     """1 (first) to 5 (last); 0 means 3. It sets the target wait: 1 s, 10 s, 1 min, 10 min, 1 h."""
     unique_key: builtins.str
     """At most one non-terminal job of the queue has this key. Same form as job_id; empty: none."""
+    limit_key: builtins.str
+    """Of all jobs of the queue with the same key, only so many run at once as the queue's `limit_per_key` says. Same form as job_id;
+    empty: none.
+    """
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """At most 16; keys 1-63 bytes, values at most 255 bytes."""
@@ -244,6 +276,12 @@ class JobSpec(google.protobuf.message.Message):
     def rollback(self) -> global___RollbackJob:
         """Enqueued in the very Txn that makes this job DEAD or QUARANTINED. Absent: none."""
 
+    @property
+    def locks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___JobLock]:
+        """At most 8 different names. The claim takes them in its own transaction or waits for them, and every end of the claim gives
+        them back. Their fencing token is the claim's.
+        """
+
     def __init__(
         self,
         *,
@@ -263,11 +301,39 @@ class JobSpec(google.protobuf.message.Message):
         retry_policy: global___RetryPolicy | None = ...,
         unique_key: builtins.str = ...,
         rollback: global___RollbackJob | None = ...,
+        locks: collections.abc.Iterable[global___JobLock] | None = ...,
+        limit_key: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["due_time", b"due_time", "heartbeat_timeout", b"heartbeat_timeout", "queue_timeout", b"queue_timeout", "retry_policy", b"retry_policy", "rollback", b"rollback", "run_at", b"run_at", "run_timeout", b"run_timeout", "total_timeout", b"total_timeout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["content_type", b"content_type", "due_time", b"due_time", "heartbeat_timeout", b"heartbeat_timeout", "job_id", b"job_id", "labels", b"labels", "payload", b"payload", "priority", b"priority", "queue", b"queue", "queue_timeout", b"queue_timeout", "retry_policy", b"retry_policy", "rollback", b"rollback", "run_at", b"run_at", "run_timeout", b"run_timeout", "total_timeout", b"total_timeout", "type", b"type", "unique_key", b"unique_key"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["content_type", b"content_type", "due_time", b"due_time", "heartbeat_timeout", b"heartbeat_timeout", "job_id", b"job_id", "labels", b"labels", "limit_key", b"limit_key", "locks", b"locks", "payload", b"payload", "priority", b"priority", "queue", b"queue", "queue_timeout", b"queue_timeout", "retry_policy", b"retry_policy", "rollback", b"rollback", "run_at", b"run_at", "run_timeout", b"run_timeout", "total_timeout", b"total_timeout", "type", b"type", "unique_key", b"unique_key"]) -> None: ...
 
 global___JobSpec = JobSpec
+
+@typing.final
+class JobLock(google.protobuf.message.Message):
+    """A named lock that a job's claim takes."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    MODE_FIELD_NUMBER: builtins.int
+    PERMITS_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    """1-256 bytes of UTF-8 without control characters."""
+    mode: global___LockMode.ValueType
+    """Unspecified: exclusive."""
+    permits: builtins.int
+    """1-1,000; only for a semaphore, the same for all its users."""
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        mode: global___LockMode.ValueType = ...,
+        permits: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["mode", b"mode", "name", b"name", "permits", b"permits"]) -> None: ...
+
+global___JobLock = JobLock
 
 @typing.final
 class RollbackJob(google.protobuf.message.Message):

@@ -511,6 +511,7 @@ class Claim(google.protobuf.message.Message):
     PRIORITY_FIELD_NUMBER: builtins.int
     FAILURES_FIELD_NUMBER: builtins.int
     MAX_RETRIES_FIELD_NUMBER: builtins.int
+    LOCK_NAMES_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     fencing_token: builtins.int
     queue: builtins.str
@@ -536,6 +537,10 @@ class Claim(google.protobuf.message.Message):
     def due_time(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
     @property
     def submit_time(self) -> google.protobuf.timestamp_pb2.Timestamp: ...
+    @property
+    def lock_names(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.str]:
+        """Locks that the claim holds; their fencing token is the claim's."""
+
     def __init__(
         self,
         *,
@@ -555,9 +560,10 @@ class Claim(google.protobuf.message.Message):
         priority: builtins.int = ...,
         failures: builtins.int = ...,
         max_retries: builtins.int = ...,
+        lock_names: collections.abc.Iterable[builtins.str] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["due_time", b"due_time", "heartbeat_timeout", b"heartbeat_timeout", "run_timeout", b"run_timeout", "submit_time", b"submit_time"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "checkpoint", b"checkpoint", "content_type", b"content_type", "due_time", b"due_time", "failures", b"failures", "fencing_token", b"fencing_token", "heartbeat_timeout", b"heartbeat_timeout", "job_id", b"job_id", "labels", b"labels", "max_retries", b"max_retries", "payload", b"payload", "priority", b"priority", "queue", b"queue", "run_timeout", b"run_timeout", "submit_time", b"submit_time", "type", b"type"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["attempt", b"attempt", "checkpoint", b"checkpoint", "content_type", b"content_type", "due_time", b"due_time", "failures", b"failures", "fencing_token", b"fencing_token", "heartbeat_timeout", b"heartbeat_timeout", "job_id", b"job_id", "labels", b"labels", "lock_names", b"lock_names", "max_retries", b"max_retries", "payload", b"payload", "priority", b"priority", "queue", b"queue", "run_timeout", b"run_timeout", "submit_time", b"submit_time", "type", b"type"]) -> None: ...
 
 global___Claim = Claim
 
@@ -637,12 +643,17 @@ class CompleteJobRequest(google.protobuf.message.Message):
     FENCING_TOKEN_FIELD_NUMBER: builtins.int
     RESULT_FIELD_NUMBER: builtins.int
     RESULT_CONTENT_TYPE_FIELD_NUMBER: builtins.int
+    FOLLOW_UPS_FIELD_NUMBER: builtins.int
     namespace: builtins.str
     job_id: builtins.str
     fencing_token: builtins.int
     result: builtins.bytes
     """At most 64 KiB."""
     result_content_type: builtins.str
+    @property
+    def follow_ups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[leasekeeper.v1.types_pb2.JobSpec]:
+        """See `Completion.follow_ups`."""
+
     def __init__(
         self,
         *,
@@ -651,8 +662,9 @@ class CompleteJobRequest(google.protobuf.message.Message):
         fencing_token: builtins.int = ...,
         result: builtins.bytes = ...,
         result_content_type: builtins.str = ...,
+        follow_ups: collections.abc.Iterable[leasekeeper.v1.types_pb2.JobSpec] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["fencing_token", b"fencing_token", "job_id", b"job_id", "namespace", b"namespace", "result", b"result", "result_content_type", b"result_content_type"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["fencing_token", b"fencing_token", "follow_ups", b"follow_ups", "job_id", b"job_id", "namespace", b"namespace", "result", b"result", "result_content_type", b"result_content_type"]) -> None: ...
 
 global___CompleteJobRequest = CompleteJobRequest
 
@@ -787,15 +799,25 @@ class Completion(google.protobuf.message.Message):
 
     RESULT_FIELD_NUMBER: builtins.int
     RESULT_CONTENT_TYPE_FIELD_NUMBER: builtins.int
+    FOLLOW_UPS_FIELD_NUMBER: builtins.int
     result: builtins.bytes
     result_content_type: builtins.str
+    @property
+    def follow_ups(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[leasekeeper.v1.types_pb2.JobSpec]:
+        """At most 20 jobs, 256 KiB in all, submitted in the transaction that completes this one, all or none. One without a `job_id` gets
+        an id made of this job's id, its token and the item. One that stands already with the same content counts as submitted; another
+        with its id, or with its unique key, refuses the settlement (JOB_EXISTS, DUPLICATE_JOB) and the claim stays. It may take
+        this job's own unique key.
+        """
+
     def __init__(
         self,
         *,
         result: builtins.bytes = ...,
         result_content_type: builtins.str = ...,
+        follow_ups: collections.abc.Iterable[leasekeeper.v1.types_pb2.JobSpec] | None = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["result", b"result", "result_content_type", b"result_content_type"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["follow_ups", b"follow_ups", "result", b"result", "result_content_type", b"result_content_type"]) -> None: ...
 
 global___Completion = Completion
 
@@ -987,3 +1009,287 @@ class SaveCheckpointResponse(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["stored", b"stored"]) -> None: ...
 
 global___SaveCheckpointResponse = SaveCheckpointResponse
+
+@typing.final
+class WorkRequest(google.protobuf.message.Message):
+    """One message up. The first is `open`, and only the first."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OPEN_FIELD_NUMBER: builtins.int
+    CREDIT_FIELD_NUMBER: builtins.int
+    SETTLE_FIELD_NUMBER: builtins.int
+    BEAT_FIELD_NUMBER: builtins.int
+    @property
+    def open(self) -> global___WorkOpen: ...
+    @property
+    def credit(self) -> global___WorkCredit: ...
+    @property
+    def settle(self) -> global___WorkSettle: ...
+    @property
+    def beat(self) -> global___HeartbeatRequest:
+        """As of the Heartbeat method; its namespace and session are those of the stream."""
+
+    def __init__(
+        self,
+        *,
+        open: global___WorkOpen | None = ...,
+        credit: global___WorkCredit | None = ...,
+        settle: global___WorkSettle | None = ...,
+        beat: global___HeartbeatRequest | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["beat", b"beat", "credit", b"credit", "open", b"open", "settle", b"settle", "what", b"what"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["beat", b"beat", "credit", b"credit", "open", b"open", "settle", b"settle", "what", b"what"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["what", b"what"]) -> typing.Literal["open", "credit", "settle", "beat"] | None: ...
+
+global___WorkRequest = WorkRequest
+
+@typing.final
+class WorkOpen(google.protobuf.message.Message):
+    """What the stream is for."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAMESPACE_FIELD_NUMBER: builtins.int
+    SESSION_ID_FIELD_NUMBER: builtins.int
+    QUEUES_FIELD_NUMBER: builtins.int
+    CREDIT_FIELD_NUMBER: builtins.int
+    REQUEST_ID_FIELD_NUMBER: builtins.int
+    namespace: builtins.str
+    session_id: builtins.str
+    request_id: builtins.str
+    """Required, 1-128 bytes, new for each stream."""
+    @property
+    def queues(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___QueueTypes]:
+        """At most 32 queues and 256 types in all."""
+
+    @property
+    def credit(self) -> global___WorkCredit: ...
+    def __init__(
+        self,
+        *,
+        namespace: builtins.str = ...,
+        session_id: builtins.str = ...,
+        queues: collections.abc.Iterable[global___QueueTypes] | None = ...,
+        credit: global___WorkCredit | None = ...,
+        request_id: builtins.str = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["credit", b"credit"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["credit", b"credit", "namespace", b"namespace", "queues", b"queues", "request_id", b"request_id", "session_id", b"session_id"]) -> None: ...
+
+global___WorkOpen = WorkOpen
+
+@typing.final
+class WorkCredit(google.protobuf.message.Message):
+    """Leave to send more, on top of what is left of the earlier ones."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOBS_FIELD_NUMBER: builtins.int
+    BYTES_FIELD_NUMBER: builtins.int
+    jobs: builtins.int
+    """At most 1,000 outstanding."""
+    bytes: builtins.int
+    """Bytes of payloads and checkpoints; at most 64 MiB outstanding. A job is sent whole, so the last one may exceed what is left. 0
+    with `jobs`: 1 MiB for each.
+    """
+    def __init__(
+        self,
+        *,
+        jobs: builtins.int = ...,
+        bytes: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "jobs", b"jobs"]) -> None: ...
+
+global___WorkCredit = WorkCredit
+
+@typing.final
+class WorkSettle(google.protobuf.message.Message):
+    """Settlements of up to 100 attempts."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    SETTLEMENTS_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """Of the answer; any number of the caller's."""
+    @property
+    def settlements(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Settlement]: ...
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        settlements: collections.abc.Iterable[global___Settlement] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["number", b"number", "settlements", b"settlements"]) -> None: ...
+
+global___WorkSettle = WorkSettle
+
+@typing.final
+class WorkResponse(google.protobuf.message.Message):
+    """One message down."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    OPENED_FIELD_NUMBER: builtins.int
+    CLAIMS_FIELD_NUMBER: builtins.int
+    SETTLED_FIELD_NUMBER: builtins.int
+    BEAT_FIELD_NUMBER: builtins.int
+    STOP_FIELD_NUMBER: builtins.int
+    COMMAND_FIELD_NUMBER: builtins.int
+    command: global___WorkerCommand.ValueType
+    @property
+    def opened(self) -> global___WorkOpened:
+        """The stream is open, and the coordinator hears of requests to stop from here on."""
+
+    @property
+    def claims(self) -> global___WorkClaims: ...
+    @property
+    def settled(self) -> global___WorkSettled: ...
+    @property
+    def beat(self) -> global___WorkBeat: ...
+    @property
+    def stop(self) -> global___WorkStop: ...
+    def __init__(
+        self,
+        *,
+        opened: global___WorkOpened | None = ...,
+        claims: global___WorkClaims | None = ...,
+        settled: global___WorkSettled | None = ...,
+        beat: global___WorkBeat | None = ...,
+        stop: global___WorkStop | None = ...,
+        command: global___WorkerCommand.ValueType = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["beat", b"beat", "claims", b"claims", "command", b"command", "opened", b"opened", "settled", b"settled", "stop", b"stop", "what", b"what"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["beat", b"beat", "claims", b"claims", "command", b"command", "opened", b"opened", "settled", b"settled", "stop", b"stop", "what", b"what"]) -> None: ...
+    def WhichOneof(self, oneof_group: typing.Literal["what", b"what"]) -> typing.Literal["opened", "claims", "settled", "beat", "stop", "command"] | None: ...
+
+global___WorkResponse = WorkResponse
+
+@typing.final
+class WorkOpened(google.protobuf.message.Message):
+    """Answer to `open`."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    COORDINATOR_ID_FIELD_NUMBER: builtins.int
+    coordinator_id: builtins.str
+    def __init__(
+        self,
+        *,
+        coordinator_id: builtins.str = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["coordinator_id", b"coordinator_id"]) -> None: ...
+
+global___WorkOpened = WorkOpened
+
+@typing.final
+class WorkClaims(google.protobuf.message.Message):
+    """Claims, pushed as they are made."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    CLAIMS_FIELD_NUMBER: builtins.int
+    @property
+    def claims(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___Claim]: ...
+    def __init__(
+        self,
+        *,
+        claims: collections.abc.Iterable[global___Claim] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["claims", b"claims"]) -> None: ...
+
+global___WorkClaims = WorkClaims
+
+@typing.final
+class WorkSettled(google.protobuf.message.Message):
+    """Answer to `settle`: results in the order of the settlements."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NUMBER_FIELD_NUMBER: builtins.int
+    RESULTS_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    @property
+    def results(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___SettleResult]: ...
+    @property
+    def error(self) -> google.rpc.status_pb2.Status:
+        """Set iff nothing was looked at: the whole message is refused."""
+
+    def __init__(
+        self,
+        *,
+        number: builtins.int = ...,
+        results: collections.abc.Iterable[global___SettleResult] | None = ...,
+        error: google.rpc.status_pb2.Status | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "number", b"number", "results", b"results"]) -> None: ...
+
+global___WorkSettled = WorkSettled
+
+@typing.final
+class WorkBeat(google.protobuf.message.Message):
+    """Answer to a beat."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    RESPONSE_FIELD_NUMBER: builtins.int
+    ERROR_FIELD_NUMBER: builtins.int
+    NUMBER_FIELD_NUMBER: builtins.int
+    number: builtins.int
+    """Of the beat, also with an error."""
+    @property
+    def response(self) -> global___HeartbeatResponse: ...
+    @property
+    def error(self) -> google.rpc.status_pb2.Status:
+        """Set iff there is no response, e.g. SESSION_NOT_FOUND. The stream stays open."""
+
+    def __init__(
+        self,
+        *,
+        response: global___HeartbeatResponse | None = ...,
+        error: google.rpc.status_pb2.Status | None = ...,
+        number: builtins.int = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["error", b"error", "response", b"response"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["error", b"error", "number", b"number", "response", b"response"]) -> None: ...
+
+global___WorkBeat = WorkBeat
+
+@typing.final
+class WorkStop(google.protobuf.message.Message):
+    """Somebody asks these claims' handlers to stop; the next beats' verdicts say so too."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    STOPS_FIELD_NUMBER: builtins.int
+    @property
+    def stops(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___StopRequest]: ...
+    def __init__(
+        self,
+        *,
+        stops: collections.abc.Iterable[global___StopRequest] | None = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["stops", b"stops"]) -> None: ...
+
+global___WorkStop = WorkStop
+
+@typing.final
+class StopRequest(google.protobuf.message.Message):
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    JOB_ID_FIELD_NUMBER: builtins.int
+    FENCING_TOKEN_FIELD_NUMBER: builtins.int
+    job_id: builtins.str
+    fencing_token: builtins.int
+    def __init__(
+        self,
+        *,
+        job_id: builtins.str = ...,
+        fencing_token: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["fencing_token", b"fencing_token", "job_id", b"job_id"]) -> None: ...
+
+global___StopRequest = StopRequest

@@ -175,6 +175,8 @@ class TermsRecord(google.protobuf.message.Message):
     REQUEST_DIGEST_FIELD_NUMBER: builtins.int
     RUN_AT_MS_FIELD_NUMBER: builtins.int
     ROLLBACK_FIELD_NUMBER: builtins.int
+    LOCKS_FIELD_NUMBER: builtins.int
+    LIMIT_KEY_FIELD_NUMBER: builtins.int
     queue: builtins.str
     type: builtins.str
     priority: builtins.int
@@ -190,12 +192,15 @@ class TermsRecord(google.protobuf.message.Message):
     digest: builtins.bytes
     request_digest: builtins.bytes
     run_at_ms: builtins.int
+    limit_key: builtins.str
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
     @property
     def retry(self) -> global___RetryRecord: ...
     @property
     def rollback(self) -> global___RollbackRecord: ...
+    @property
+    def locks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___JobLockRecord]: ...
     def __init__(
         self,
         *,
@@ -217,11 +222,36 @@ class TermsRecord(google.protobuf.message.Message):
         request_digest: builtins.bytes = ...,
         run_at_ms: builtins.int = ...,
         rollback: global___RollbackRecord | None = ...,
+        locks: collections.abc.Iterable[global___JobLockRecord] | None = ...,
+        limit_key: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["retry", b"retry", "rollback", b"rollback"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["counter", b"counter", "digest", b"digest", "due_ms", b"due_ms", "heartbeat_timeout_ms", b"heartbeat_timeout_ms", "labels", b"labels", "payload_size", b"payload_size", "priority", b"priority", "queue", b"queue", "queue_timeout_ms", b"queue_timeout_ms", "request_digest", b"request_digest", "retry", b"retry", "rollback", b"rollback", "run_at_ms", b"run_at_ms", "run_timeout_ms", b"run_timeout_ms", "submit_ms", b"submit_ms", "total_timeout_ms", b"total_timeout_ms", "type", b"type", "unique_key", b"unique_key"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["counter", b"counter", "digest", b"digest", "due_ms", b"due_ms", "heartbeat_timeout_ms", b"heartbeat_timeout_ms", "labels", b"labels", "limit_key", b"limit_key", "locks", b"locks", "payload_size", b"payload_size", "priority", b"priority", "queue", b"queue", "queue_timeout_ms", b"queue_timeout_ms", "request_digest", b"request_digest", "retry", b"retry", "rollback", b"rollback", "run_at_ms", b"run_at_ms", "run_timeout_ms", b"run_timeout_ms", "submit_ms", b"submit_ms", "total_timeout_ms", b"total_timeout_ms", "type", b"type", "unique_key", b"unique_key"]) -> None: ...
 
 global___TermsRecord = TermsRecord
+
+@typing.final
+class JobLockRecord(google.protobuf.message.Message):
+    """A lock that the claim of a job takes."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: builtins.int
+    MODE_FIELD_NUMBER: builtins.int
+    PERMITS_FIELD_NUMBER: builtins.int
+    name: builtins.str
+    mode: builtins.int
+    permits: builtins.int
+    def __init__(
+        self,
+        *,
+        name: builtins.str = ...,
+        mode: builtins.int = ...,
+        permits: builtins.int = ...,
+    ) -> None: ...
+    def ClearField(self, field_name: typing.Literal["mode", b"mode", "name", b"name", "permits", b"permits"]) -> None: ...
+
+global___JobLockRecord = JobLockRecord
 
 @typing.final
 class RollbackRecord(google.protobuf.message.Message):
@@ -536,6 +566,7 @@ class SessionRecord(google.protobuf.message.Message):
     TTL_MS_FIELD_NUMBER: builtins.int
     COMMAND_FIELD_NUMBER: builtins.int
     REQUEST_DIGEST_FIELD_NUMBER: builtins.int
+    TERMINATE_MS_FIELD_NUMBER: builtins.int
     format: builtins.int
     identity: builtins.str
     sdk: builtins.str
@@ -544,6 +575,8 @@ class SessionRecord(google.protobuf.message.Message):
     ttl_ms: builtins.int
     command: builtins.int
     request_digest: builtins.bytes
+    terminate_ms: builtins.int
+    """When QUIET becomes TERMINATE; 0: never."""
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
     def __init__(
@@ -558,8 +591,9 @@ class SessionRecord(google.protobuf.message.Message):
         ttl_ms: builtins.int = ...,
         command: builtins.int = ...,
         request_digest: builtins.bytes = ...,
+        terminate_ms: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["command", b"command", "epoch", b"epoch", "format", b"format", "identity", b"identity", "labels", b"labels", "opened_ms", b"opened_ms", "request_digest", b"request_digest", "sdk", b"sdk", "ttl_ms", b"ttl_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["command", b"command", "epoch", b"epoch", "format", b"format", "identity", b"identity", "labels", b"labels", "opened_ms", b"opened_ms", "request_digest", b"request_digest", "sdk", b"sdk", "terminate_ms", b"terminate_ms", "ttl_ms", b"ttl_ms"]) -> None: ...
 
 global___SessionRecord = SessionRecord
 
@@ -844,3 +878,77 @@ class LockRecord(google.protobuf.message.Message):
     def ClearField(self, field_name: typing.Literal["format", b"format", "job", b"job", "mode", b"mode", "nonce", b"nonce", "permits", b"permits", "repeats", b"repeats", "session", b"session", "since_ms", b"since_ms", "value", b"value"]) -> None: ...
 
 global___LockRecord = LockRecord
+
+@typing.final
+class QueueRecord(google.protobuf.message.Message):
+    """`queue/<queue>`: settings, and whether it is paused."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    FORMAT_FIELD_NUMBER: builtins.int
+    TARGET_WAIT_MS_FIELD_NUMBER: builtins.int
+    RETRY_FIELD_NUMBER: builtins.int
+    QUEUE_TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    RUN_TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    TOTAL_TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    HEARTBEAT_TIMEOUT_MS_FIELD_NUMBER: builtins.int
+    RETENTION_MS_FIELD_NUMBER: builtins.int
+    MAX_RUNNING_FIELD_NUMBER: builtins.int
+    LIMIT_PER_KEY_FIELD_NUMBER: builtins.int
+    SUBMIT_RATE_FIELD_NUMBER: builtins.int
+    CLAIM_RATE_FIELD_NUMBER: builtins.int
+    SUBMIT_BURST_FIELD_NUMBER: builtins.int
+    CLAIM_BURST_FIELD_NUMBER: builtins.int
+    PAUSED_FIELD_NUMBER: builtins.int
+    PAUSE_REASON_FIELD_NUMBER: builtins.int
+    PAUSE_MS_FIELD_NUMBER: builtins.int
+    REQUEST_DIGEST_FIELD_NUMBER: builtins.int
+    format: builtins.int
+    queue_timeout_ms: builtins.int
+    run_timeout_ms: builtins.int
+    total_timeout_ms: builtins.int
+    heartbeat_timeout_ms: builtins.int
+    retention_ms: builtins.int
+    max_running: builtins.int
+    limit_per_key: builtins.int
+    submit_rate: builtins.float
+    claim_rate: builtins.float
+    submit_burst: builtins.int
+    claim_burst: builtins.int
+    paused: builtins.bool
+    pause_reason: builtins.str
+    pause_ms: builtins.int
+    request_digest: builtins.bytes
+    """Of the call that wrote it, so that a repeat is known."""
+    @property
+    def target_wait_ms(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """For priorities 1 to 5; empty: the defaults."""
+
+    @property
+    def retry(self) -> global___RetryRecord: ...
+    def __init__(
+        self,
+        *,
+        format: builtins.int = ...,
+        target_wait_ms: collections.abc.Iterable[builtins.int] | None = ...,
+        retry: global___RetryRecord | None = ...,
+        queue_timeout_ms: builtins.int = ...,
+        run_timeout_ms: builtins.int = ...,
+        total_timeout_ms: builtins.int = ...,
+        heartbeat_timeout_ms: builtins.int = ...,
+        retention_ms: builtins.int = ...,
+        max_running: builtins.int = ...,
+        limit_per_key: builtins.int = ...,
+        submit_rate: builtins.float = ...,
+        claim_rate: builtins.float = ...,
+        submit_burst: builtins.int = ...,
+        claim_burst: builtins.int = ...,
+        paused: builtins.bool = ...,
+        pause_reason: builtins.str = ...,
+        pause_ms: builtins.int = ...,
+        request_digest: builtins.bytes = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["retry", b"retry"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["claim_burst", b"claim_burst", "claim_rate", b"claim_rate", "format", b"format", "heartbeat_timeout_ms", b"heartbeat_timeout_ms", "limit_per_key", b"limit_per_key", "max_running", b"max_running", "pause_ms", b"pause_ms", "pause_reason", b"pause_reason", "paused", b"paused", "queue_timeout_ms", b"queue_timeout_ms", "request_digest", b"request_digest", "retention_ms", b"retention_ms", "retry", b"retry", "run_timeout_ms", b"run_timeout_ms", "submit_burst", b"submit_burst", "submit_rate", b"submit_rate", "target_wait_ms", b"target_wait_ms", "total_timeout_ms", b"total_timeout_ms"]) -> None: ...
+
+global___QueueRecord = QueueRecord
