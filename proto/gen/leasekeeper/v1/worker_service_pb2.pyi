@@ -1028,7 +1028,7 @@ class WorkRequest(google.protobuf.message.Message):
     def settle(self) -> global___WorkSettle: ...
     @property
     def beat(self) -> global___HeartbeatRequest:
-        """As of the Heartbeat method; its namespace and session are those of the stream."""
+        """As of the Heartbeat method; its namespace and session are those of the stream, and may be left out."""
 
     def __init__(
         self,
@@ -1052,32 +1052,56 @@ class WorkOpen(google.protobuf.message.Message):
 
     NAMESPACE_FIELD_NUMBER: builtins.int
     SESSION_ID_FIELD_NUMBER: builtins.int
-    QUEUES_FIELD_NUMBER: builtins.int
-    CREDIT_FIELD_NUMBER: builtins.int
+    LANES_FIELD_NUMBER: builtins.int
     REQUEST_ID_FIELD_NUMBER: builtins.int
     namespace: builtins.str
     session_id: builtins.str
     request_id: builtins.str
     """Required, 1-128 bytes, new for each stream."""
     @property
-    def queues(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___QueueTypes]:
-        """At most 32 queues and 256 types in all."""
+    def lanes(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___WorkLane]:
+        """What to claim, each lane with credits of its own. At most 32 lanes, with 32 queues and 256 types in all. None: nothing is
+        claimed, and the stream carries settlements, beats and requests to stop.
+        """
 
-    @property
-    def credit(self) -> global___WorkCredit: ...
     def __init__(
         self,
         *,
         namespace: builtins.str = ...,
         session_id: builtins.str = ...,
-        queues: collections.abc.Iterable[global___QueueTypes] | None = ...,
-        credit: global___WorkCredit | None = ...,
+        lanes: collections.abc.Iterable[global___WorkLane] | None = ...,
         request_id: builtins.str = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["credit", b"credit"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["credit", b"credit", "namespace", b"namespace", "queues", b"queues", "request_id", b"request_id", "session_id", b"session_id"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["lanes", b"lanes", "namespace", b"namespace", "request_id", b"request_id", "session_id", b"session_id"]) -> None: ...
 
 global___WorkOpen = WorkOpen
+
+@typing.final
+class WorkLane(google.protobuf.message.Message):
+    """Queues that share credits."""
+
+    DESCRIPTOR: google.protobuf.descriptor.Descriptor
+
+    QUEUES_FIELD_NUMBER: builtins.int
+    CREDIT_FIELD_NUMBER: builtins.int
+    @property
+    def queues(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___QueueTypes]:
+        """At least one."""
+
+    @property
+    def credit(self) -> global___WorkCredit:
+        """To begin with; may be left out. Its `lane` is this one, whatever it says."""
+
+    def __init__(
+        self,
+        *,
+        queues: collections.abc.Iterable[global___QueueTypes] | None = ...,
+        credit: global___WorkCredit | None = ...,
+    ) -> None: ...
+    def HasField(self, field_name: typing.Literal["credit", b"credit"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["credit", b"credit", "queues", b"queues"]) -> None: ...
+
+global___WorkLane = WorkLane
 
 @typing.final
 class WorkCredit(google.protobuf.message.Message):
@@ -1087,25 +1111,29 @@ class WorkCredit(google.protobuf.message.Message):
 
     JOBS_FIELD_NUMBER: builtins.int
     BYTES_FIELD_NUMBER: builtins.int
+    LANE_FIELD_NUMBER: builtins.int
     jobs: builtins.int
-    """At most 1,000 outstanding."""
+    """At most 1,000 outstanding in a lane."""
     bytes: builtins.int
-    """Bytes of payloads and checkpoints; at most 64 MiB outstanding. A job is sent whole, so the last one may exceed what is left. 0
-    with `jobs`: 1 MiB for each.
+    """Bytes of payloads and checkpoints; at most 64 MiB outstanding in a lane. A job is sent whole, so the last one may exceed
+    what is left. 0 with `jobs`: 1 MiB for each, as far as that limit goes.
     """
+    lane: builtins.int
+    """Place of the lane in `open`; 0 is the first."""
     def __init__(
         self,
         *,
         jobs: builtins.int = ...,
         bytes: builtins.int = ...,
+        lane: builtins.int = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "jobs", b"jobs"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["bytes", b"bytes", "jobs", b"jobs", "lane", b"lane"]) -> None: ...
 
 global___WorkCredit = WorkCredit
 
 @typing.final
 class WorkSettle(google.protobuf.message.Message):
-    """Settlements of up to 100 attempts."""
+    """Settlements of up to 100 attempts. One without any is answered too: so a client learns whether the stream lives."""
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
