@@ -98,6 +98,9 @@ from worker_sdk.locks import (
     Owner,
     SyncLockClient,
 )
+from worker_sdk.process_context import (
+    ProcessContext,
+)
 from worker_sdk.stats import (
     WorkerHealth,
     WorkerStats,
@@ -157,6 +160,7 @@ __all__ = [
     "PermissionDenied",
     "PermitsMismatch",
     "PreconditionFailed",
+    "ProcessContext",
     "Progress",
     "QueuePaused",
     "RateLimited",

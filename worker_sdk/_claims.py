@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from worker_sdk._latch import Latch
@@ -32,6 +32,7 @@ class HeldClaim:
         "checkpoint_sequence",
         "deadline",
         "given_away",
+        "interrupt",
         "job",
         "lost",
         "on_loop",
@@ -61,11 +62,19 @@ class HeldClaim:
         self.run_until: float | None = None
         self.task: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
+        # Ends a handler that runs in another process; safe to call from any thread, and more than once.
+        self.interrupt: Callable[[], None] | None = None
 
     def set_lost(self) -> None:
         """Set the flags of a loss; from any thread."""
         self.lost.set()
+        self._cancel()
+
+    def _cancel(self) -> None:
         self.cancelled.set()
+        interrupt = self.interrupt
+        if interrupt is not None:
+            interrupt()
 
     def tell(self, reason: StopReason) -> bool:
         """Record why the handler is to stop, and set its flags; False if it was told as much before.
@@ -81,7 +90,7 @@ class HeldClaim:
         if self.stop_reason is not None:
             return False
         self.stop_reason = reason
-        self.cancelled.set()
+        self._cancel()
         return True
 
 

@@ -20,9 +20,9 @@ stop                                  run timeout: failed, ``RunTimeout`` · shu
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 
+from worker_sdk._payloads import json_bytes
 from worker_sdk._work import Completed, Failed, Outcome, Released, StopReason
 from worker_sdk.errors import NoRetry, Retry
 
@@ -52,8 +52,8 @@ def from_result(value: object) -> Outcome:
         completed = Completed(value.encode("utf-8", "replace"), "text/plain; charset=utf-8")
     else:
         try:
-            completed = Completed(json.dumps(value).encode(), "application/json")
-        except (TypeError, ValueError, RecursionError) as error:
+            completed = Completed(json_bytes(value), "application/json")
+        except Exception as error:  # noqa: BLE001  a model's own code may raise anything
             return Failed("UnserializableResult", f"{type(value).__name__}: {error}", no_retry=True)
     if len(completed.result) > MAX_RESULT_BYTES:
         return Failed(

@@ -1,6 +1,7 @@
 """Runs handlers.
 
-Coroutines as tasks of the event loop, plain functions in threads; ends each with an outcome.
+Coroutines as tasks of the event loop, plain functions in threads or child processes; ends each with an
+outcome.
 """
 
 from __future__ import annotations
@@ -9,19 +10,22 @@ import asyncio
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import NoReturn
 
 from worker_sdk._claims import ClaimBook, HeldClaim
-from worker_sdk._handlers import AsyncFunction, Handler, HandlerTable, SyncFunction
+from worker_sdk._handlers import Handler, HandlerTable
 from worker_sdk._outcome import from_exception, from_result
+from worker_sdk._process_child import ChildTask, Done
+from worker_sdk._processes import HandlerProcesses
 from worker_sdk._settler import Settler
 from worker_sdk._threads import HandlerThreads
-from worker_sdk._work import Outcome, Released, StopReason
+from worker_sdk._work import Failed, Outcome, Released, StopReason
 from worker_sdk.context import Context, ContextHost, SyncContext
+from worker_sdk.errors import JobCancelled
 
-__all__ = ["Pool", "Runner"]
+__all__ = ["Places", "Pool", "Runner"]
 
 _log = logging.getLogger("worker_sdk.handlers")
 _CHILD_RETURNED = 70
@@ -45,11 +49,32 @@ class Pool:
     promised: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Places:
+    """Where handlers run that are not on the event loop.
+
+    Attributes:
+        threads: for plain functions.
+        processes, attendants: child processes, and a thread for each that talks with it.
+    """
+
+    threads: HandlerThreads
+    processes: HandlerProcesses
+    attendants: HandlerThreads
+
+    def close(self) -> None:
+        """End what can end by itself, and kill the child processes."""
+        self.processes.close()
+        self.threads.close()
+        self.attendants.close()
+
+
 class Runner:
     """Owner of all running handlers of one worker, on one event loop.
 
     Args:
-        book: the claims; settler: takes the outcomes; host: what contexts need; threads: for plain functions.
+        book: the claims; settler: takes the outcomes; host: what contexts need.
+        places: where handlers run that are not on the loop.
         ended: told after each handler.
     """
 
@@ -59,14 +84,14 @@ class Runner:
         book: ClaimBook,
         settler: Settler,
         host: ContextHost,
-        threads: HandlerThreads,
+        places: Places,
         ended: Callable[[HeldClaim, Outcome | None], None],
     ) -> None:
         self._table = table
         self._book = book
         self._settler = settler
         self._host = host
-        self._threads = threads
+        self._places = places
         self._told = ended
         self._loop = host.loop
         self._running: dict[HeldClaim, Pool] = {}
@@ -124,13 +149,19 @@ class Runner:
         if handler.on_loop is not None:
             claim.task = self._loop.create_task(self._run_on_loop(claim, handler.on_loop))
             return
-        assert handler.in_thread is not None
-        function = handler.in_thread
         claim.on_loop = False
         claim.started = True
-        self._threads.run(lambda: self._run_in_thread(claim, function))
+        if handler.in_process is not None:
+            target = handler.in_process
+            self._places.attendants.run(lambda: self._in_thread(claim, lambda: self._attend(claim, target)))
+            return
+        assert handler.in_thread is not None
+        function = handler.in_thread
+        self._places.threads.run(
+            lambda: self._in_thread(claim, lambda: from_result(function(SyncContext(claim, self._host))))
+        )
 
-    async def _run_on_loop(self, claim: HeldClaim, function: AsyncFunction) -> None:
+    async def _run_on_loop(self, claim: HeldClaim, function: Callable[[Context], Awaitable[object]]) -> None:
         outcome: Outcome | None
         try:
             if claim.stop_reason is None:
@@ -145,10 +176,10 @@ class Runner:
         self._leave_if_child(None)
         self._finish(claim, outcome)
 
-    def _run_in_thread(self, claim: HeldClaim, function: SyncFunction) -> None:
+    def _in_thread(self, claim: HeldClaim, run: Callable[[], Outcome | None]) -> None:
         outcome: Outcome | None
         try:
-            outcome = from_result(function(SyncContext(claim, self._host)))
+            outcome = run()
         except BaseException as error:  # noqa: BLE001  see the table of `_outcome`: nothing escapes a handler
             self._leave_if_child(error)
             outcome = self._failed(claim, error)
@@ -158,8 +189,45 @@ class Runner:
         except RuntimeError:
             _log.error("job %s ended after its worker: its outcome is lost", claim.job.job_id)
 
+    def _attend(self, claim: HeldClaim, target: str) -> Outcome | None:
+        """Run a handler in a child process, and kill it when the job is to stop."""
+        context = SyncContext(claim, self._host)
+
+        def sign(progress: tuple[float, str] | None) -> None:
+            claim.advances += 1
+            if progress is not None:
+                claim.progress = progress
+
+        def save(data: bytes, timeout: float | None) -> None:
+            context.save_checkpoint(data, timeout=timeout)
+
+        child = self._places.processes.take()
+        try:
+            claim.interrupt = child.kill
+            if claim.cancelled.is_set():
+                raise JobCancelled("told to stop before it began")
+            done = child.run(ChildTask(target, claim.job, claim.run_until), sign, save)
+        finally:
+            claim.interrupt = None
+            self._places.processes.give_back(child)
+        return self._judged(claim, done)
+
+    def _judged(self, claim: HeldClaim, done: Done) -> Outcome | None:
+        """Return the outcome of a child; of one that was told to stop meanwhile, a failure says nothing."""
+        if not isinstance(done.outcome, Failed):
+            return done.outcome
+        stop = self._stop_reason(claim)
+        if stop is None:
+            _log.info("job %s failed: %s\n%s", claim.job.job_id, done.outcome.type, done.trace)
+            return done.outcome
+        return from_exception(JobCancelled(stop.value), stop)
+
+    @staticmethod
+    def _stop_reason(claim: HeldClaim) -> StopReason | None:
+        return StopReason.LOST if claim.lost.is_set() else claim.stop_reason
+
     def _failed(self, claim: HeldClaim, error: BaseException) -> Outcome | None:
-        stop = StopReason.LOST if claim.lost.is_set() else claim.stop_reason
+        stop = self._stop_reason(claim)
         if stop is None:
             _log.info("job %s failed: %s", claim.job.job_id, type(error).__name__, exc_info=error)
         return from_exception(error, stop)

@@ -13,7 +13,8 @@ from worker_sdk._claimer import Claimer, ClaimerConfig, Holder
 from worker_sdk._claims import BeatEffects, ClaimBook, HeldClaim
 from worker_sdk._handlers import HandlerTable
 from worker_sdk._machine import ClaimPhase
-from worker_sdk._runner import Pool, Runner
+from worker_sdk._processes import HandlerProcesses
+from worker_sdk._runner import Places, Pool, Runner
 from worker_sdk._seams import Seams
 from worker_sdk._session import Session
 from worker_sdk._settler import Settler, SettlerConfig
@@ -94,7 +95,12 @@ class WorkerRun:
             ),
             seams=plan.seams,
         )
-        self._threads = HandlerThreads(self._config.threads or sum(plan.limits.values()))
+        slots = sum(plan.limits.values())
+        self._places = Places(
+            threads=HandlerThreads(self._config.threads or slots),
+            processes=HandlerProcesses(),
+            attendants=HandlerThreads(slots),
+        )
         host = ContextHost(
             book=self._book,
             now=plan.seams.now,
@@ -103,7 +109,7 @@ class WorkerRun:
             save_checkpoint=self._save_checkpoint,
             call_timeout=timeouts.call,
         )
-        self._runner = Runner(plan.table, self._book, self._settler, host, self._threads, self._handler_ended)
+        self._runner = Runner(plan.table, self._book, self._settler, host, self._places, self._handler_ended)
         self._session = Session(
             plan.connection, self._config, self._book, self, lambda: self._turns, plan.seams
         )
@@ -140,7 +146,7 @@ class WorkerRun:
                 self._ticker.cancel()
             await self._session.close(_HURRIED_CLOSE if self._now.is_set() else self._close_timeout)
             await self._channel.close()
-            self._threads.close()
+            self._places.close()
             signals.__exit__(None, None, None)
         if self._error is not None:
             raise self._error

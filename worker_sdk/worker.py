@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from worker_sdk._claimer import SESSION_CAPACITY
-from worker_sdk._handlers import AsyncFunction, HandlerTable, SyncFunction
+from worker_sdk._handlers import AsyncFunction, HandlerTable, PoolName, ProcessFunction, SyncFunction
 from worker_sdk._seams import Seams
 from worker_sdk._worker_run import RunPlan, WorkerRun
 from worker_sdk.config import ConnectionConfig, WorkerConfig
@@ -16,7 +16,7 @@ from worker_sdk.stats import WorkerHealth, WorkerStats
 
 __all__ = ["Worker"]
 
-F = TypeVar("F", bound=AsyncFunction | SyncFunction)
+F = TypeVar("F", bound=AsyncFunction | SyncFunction | ProcessFunction)
 
 
 class Worker:
@@ -75,22 +75,29 @@ class Worker:
         self._run: WorkerRun | None = None
         self._stop_early = False
 
-    def handler(self, type: str, *, queues: Iterable[str] = ()) -> Callable[[F], F]:
+    def handler(
+        self, type: str, *, queues: Iterable[str] = (), pool: PoolName | None = None
+    ) -> Callable[[F], F]:
         """Return a decorator that registers a function for jobs of *type*.
 
-        An ``async def`` runs on the event loop and gets a `Context`; a plain function runs in a thread of the
-        worker's own and gets a `SyncContext`. What they may return and raise stands in `worker_sdk.context`.
+        It takes ``(ctx)``, or ``(ctx, payload)`` with a payload of the annotated type: bytes, str, JSON
+        values, a dataclass, a model of msgspec or pydantic. A payload of another shape makes the job DEAD
+        (failure ``BadPayload``). What a handler may return and raise stands in `worker_sdk.context`.
 
         Args:
             type: the jobs' type.
             queues: only jobs from these queues; empty: from all that the worker serves.
+            pool: where it runs. An ``async def`` runs on the event loop (``loop``) and gets a `Context`; a
+                plain function in a thread of the worker's own (``thread``), with a `SyncContext`, or in a
+                child process (``process``), with a `ProcessContext`; the child imports it by its name.
 
         Raises:
-            ConfigError: a bad name, or a second handler for one type.
+            ConfigError: a bad name, a second handler for one type, a function that does not fit its pool, or
+                a payload type for which there is no rule.
         """
 
         def register(function: F) -> F:
-            self._table.add(type, function, tuple(queues))
+            self._table.add(type, function, tuple(queues), pool)
             return function
 
         return register
@@ -116,6 +123,7 @@ class Worker:
             raise ConfigError("this worker runs already")
         for queues in self._limits:
             self._table.wanted(queues)
+        self._table.check_importable()
         plan = RunPlan(
             connection=self._connection,
             config=self._config,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import assert_type
 
@@ -23,6 +24,7 @@ from worker_sdk import (
     LockMode,
     NoRetry,
     OutcomeUnknown,
+    ProcessContext,
     Redriven,
     Result,
     Retry,
@@ -55,6 +57,27 @@ async def send(ctx: Context) -> bytes:
     if ctx.attempt > 3:
         raise NoRetry("no such address")
     raise Retry("greylisted", delay=60)
+
+
+@dataclass
+class Mail:
+    to: str
+
+
+@worker.handler("email.typed")
+async def typed(ctx: Context, mail: Mail) -> Mail:
+    return mail
+
+
+@worker.handler("email.threaded", pool="thread")
+def threaded(ctx: SyncContext, mail: dict[str, int]) -> list[int]:
+    return list(mail.values())
+
+
+@worker.handler("email.crunch", pool="process")
+def crunch(ctx: ProcessContext, mail: Mail) -> None:
+    ctx.progress(0.5)
+    ctx.save_checkpoint(mail.to.encode())
 
 
 @worker.handler("email.render", queues=["email"])
