@@ -8,6 +8,7 @@ import shutil
 import statistics
 import sys
 import tempfile
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -212,9 +213,15 @@ class Suite:
                     etcd3 = EtcdStyleLocks(client)
                     pairs: dict[str, list[Measured]] = {"": [], "redis_": [], "etcd3_": []}
                     handed: dict[str, list[Measured]] = {"": [], "redis_": []}
+                    used = [0.0, 0.0, 0.0]  # etcd, coordinator, this process
                     await timed_pairs(ours, max(1, sizes.warm_up))
                     for _ in range(sizes.rounds):
+                        before = (*stack.cpu(), time.process_time())
                         pairs[""].append(await timed_pairs(ours, sizes.lock_pairs))
+                        after = (*stack.cpu(), time.process_time())
+                        used = [
+                            sum_ + end - start for sum_, start, end in zip(used, before, after, strict=True)
+                        ]
                         pairs["redis_"].append(await timed_pairs(redis, sizes.lock_pairs))
                         pairs["etcd3_"].append(await timed_pairs(etcd3, sizes.lock_pairs))
                         handed[""].append(await timed_handovers(ours, sizes.handovers))
@@ -228,6 +235,9 @@ class Suite:
                 for maker, rounds in handed.items():
                     slow = statistics.median(percentile(one.latencies, 0.99) for one in rounds)
                     fields[f"{maker}handover_p99_ms"] = round(slow * 1000, 2)
+                count = sizes.lock_pairs * sizes.rounds
+                for who, seconds in zip(("etcd", "coordinator", "client"), used, strict=True):
+                    fields[f"{who}_cpu_us_per_pair"] = round(seconds / count * 1e6, 1)
                 return [fields]
 
             [fields] = _on_loop(run)
