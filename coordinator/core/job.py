@@ -102,7 +102,7 @@ class Terms:
     """What a job was submitted with. Times are Unix milliseconds, spans are milliseconds, 0 is none.
 
     ``digest`` covers everything that the submitter said, the payload included; ``request_digest`` is the
-    request id's.
+    request id's. ``target_wait_ms``: of priorities 1 to 5 in its queue; empty: the defaults.
     """
 
     queue: str
@@ -123,6 +123,7 @@ class Terms:
     digest: bytes = b""
     request_digest: bytes = b""
     rollback: Rollback | None = None
+    target_wait_ms: tuple[int, ...] = ()
 
 
 @quick

@@ -7,6 +7,7 @@ priority, so each job ages and none starves. The shape is that of earliest-deadl
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 __all__ = ["DEFAULT_PRIORITY", "TARGET_WAIT_MS", "Rank", "rank"]
@@ -14,7 +15,7 @@ __all__ = ["DEFAULT_PRIORITY", "TARGET_WAIT_MS", "Rank", "rank"]
 DEFAULT_PRIORITY: Final = 3
 
 TARGET_WAIT_MS: Final[tuple[int, ...]] = (1_000, 10_000, 60_000, 600_000, 3_600_000)
-"""Target wait of priorities 1 to 5, milliseconds."""
+"""Target wait of priorities 1 to 5, milliseconds, where the queue says nothing else."""
 
 
 class Rank(NamedTuple):
@@ -27,7 +28,15 @@ class Rank(NamedTuple):
     counter: int
 
 
-def rank(*, ready_ms: int, submit_ms: int, due_ms: int, priority: int, counter: int) -> Rank:
+def rank(
+    *,
+    ready_ms: int,
+    submit_ms: int,
+    due_ms: int,
+    priority: int,
+    counter: int,
+    target_wait_ms: Sequence[int] = (),
+) -> Rank:
     """The rank of a job that is or becomes claimable at ``ready_ms``.
 
     Args:
@@ -37,8 +46,9 @@ def rank(*, ready_ms: int, submit_ms: int, due_ms: int, priority: int, counter: 
         due_ms: its SLA, 0 for none.
         priority: 1 to 5.
         counter: order of submission.
+        target_wait_ms: of the priorities, as the queue sets them; empty: ``TARGET_WAIT_MS``.
     """
-    ms = ready_ms + TARGET_WAIT_MS[priority - 1]
+    ms = ready_ms + (target_wait_ms or TARGET_WAIT_MS)[priority - 1]
     if due_ms:
         ms = min(ms, due_ms)
     return Rank(max(ms, submit_ms), counter)

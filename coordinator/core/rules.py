@@ -272,6 +272,7 @@ def _rank(terms: Terms, ready_ms: int) -> Rank:
         due_ms=terms.due_ms,
         priority=terms.priority,
         counter=terms.counter,
+        target_wait_ms=terms.target_wait_ms,
     )
 
 

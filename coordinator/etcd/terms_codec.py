@@ -61,6 +61,7 @@ def _encode(terms: Terms) -> bytes:
         or terms.heartbeat_timeout_ms
         or terms.unique_key
         or terms.rollback is not None
+        or terms.target_wait_ms
     )
     return _by_protobuf(terms) if unusual else _by_hand(terms)
 
@@ -115,6 +116,8 @@ def _by_protobuf(terms: Terms) -> bytes:
         record.heartbeat_timeout_ms = terms.heartbeat_timeout_ms
     if terms.unique_key:
         record.unique_key = terms.unique_key
+    if terms.target_wait_ms:
+        record.target_wait_ms.extend(terms.target_wait_ms)
     rollback = terms.rollback
     if rollback is not None:
         record.rollback.queue = rollback.queue
@@ -155,6 +158,7 @@ def terms_from_record(record: TermsRecord) -> Terms:
         digest=record.digest,
         request_digest=record.request_digest,
         rollback=_rollback_from(record.rollback) if record.HasField("rollback") else None,
+        target_wait_ms=tuple(record.target_wait_ms),
     )
 
 

@@ -115,6 +115,7 @@ def filled(kind: type, **fixed: object) -> dict[str, object]:
         "bool": True,
         "bytes": b"bytes",
         "tuple[str, ...]": ("text",),
+        "tuple[int, ...]": (1, 2, 3, 4, 5),
         "Mapping[str, str]": {"a": "b"},
         "Rank": Rank(5, 6),
         "JobState": JobState.RUNNING,

@@ -198,12 +198,15 @@ class ListJobsRequest(google.protobuf.message.Message):
     QUEUE_FIELD_NUMBER: builtins.int
     TYPE_FIELD_NUMBER: builtins.int
     LABELS_FIELD_NUMBER: builtins.int
+    PAST_DUE_FIELD_NUMBER: builtins.int
     namespace: builtins.str
     page_size: builtins.int
     """At most 1,000; 0 means 100."""
     page_token: builtins.str
     queue: builtins.str
     type: builtins.str
+    past_due: builtins.bool
+    """Only jobs with a `due_time` that they missed, or will miss as things are: not settled by then, or not claimable before."""
     @property
     def states(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[leasekeeper.v1.types_pb2.JobState.ValueType]:
         """Empty: all."""
@@ -222,8 +225,9 @@ class ListJobsRequest(google.protobuf.message.Message):
         queue: builtins.str = ...,
         type: builtins.str = ...,
         labels: collections.abc.Mapping[builtins.str, builtins.str] | None = ...,
+        past_due: builtins.bool = ...,
     ) -> None: ...
-    def ClearField(self, field_name: typing.Literal["labels", b"labels", "namespace", b"namespace", "page_size", b"page_size", "page_token", b"page_token", "queue", b"queue", "states", b"states", "type", b"type"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["labels", b"labels", "namespace", b"namespace", "page_size", b"page_size", "page_token", b"page_token", "past_due", b"past_due", "queue", b"queue", "states", b"states", "type", b"type"]) -> None: ...
 
 global___ListJobsRequest = ListJobsRequest
 

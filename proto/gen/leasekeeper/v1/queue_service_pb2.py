@@ -27,7 +27,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from leasekeeper.v1 import types_pb2 as leasekeeper_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"leasekeeper/v1/queue_service.proto\x12\x0eleasekeeper.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1aleasekeeper/v1/types.proto\"8\n\x14GetQueueStatsRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\r\n\x05queue\x18\x02 \x01(\t\"\xc3\x02\n\x15GetQueueStatsResponse\x12(\n\x05types\x18\x01 \x03(\x0b\x32\x19.leasekeeper.v1.TypeStats\x12\x0e\n\x06paused\x18\x02 \x01(\x08\x12\x0f\n\x07pending\x18\x03 \x01(\x03\x12\x0f\n\x07running\x18\x04 \x01(\x03\x12\x11\n\tscheduled\x18\x05 \x01(\x03\x12\x0c\n\x04\x64\x65\x61\x64\x18\x06 \x01(\x03\x12-\n\noldest_age\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\npriorities\x18\x08 \x03(\x0b\x32\x1d.leasekeeper.v1.PriorityStats\x12\x13\n\x0bsubmit_rate\x18\t \x01(\x01\x12\x15\n\rdispatch_rate\x18\n \x01(\x01\x12\x0e\n\x06parked\x18\x0b \x01(\x03\x12\x0f\n\x07limited\x18\x0c \x01(\x08\"a\n\rPriorityStats\x12\x10\n\x08priority\x18\x01 \x01(\x05\x12\x0f\n\x07pending\x18\x02 \x01(\x03\x12-\n\noldest_age\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"3\n\x0fGetQueueRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\r\n\x05queue\x18\x02 \x01(\t\"8\n\x10GetQueueResponse\x12$\n\x05queue\x18\x01 \x01(\x0b\x32\x15.leasekeeper.v1.Queue\"M\n\x11ListQueuesRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"T\n\x12ListQueuesResponse\x12%\n\x06queues\x18\x01 \x03(\x0b\x32\x15.leasekeeper.v1.Queue\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x89\x01\n\x12UpdateQueueRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05queue\x18\x03 \x01(\t\x12\x0c\n\x04\x65tag\x18\x04 \x01(\t\x12/\n\x08settings\x18\x05 \x01(\x0b\x32\x1d.leasekeeper.v1.QueueSettings\";\n\x13UpdateQueueResponse\x12$\n\x05queue\x18\x01 \x01(\x0b\x32\x15.leasekeeper.v1.Queue\"Y\n\x11PauseQueueRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05queue\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\":\n\x12PauseQueueResponse\x12$\n\x05queue\x18\x01 \x01(\x0b\x32\x15.leasekeeper.v1.Queue\"J\n\x12ResumeQueueRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05queue\x18\x03 \x01(\t\";\n\x13ResumeQueueResponse\x12$\n\x05queue\x18\x01 \x01(\x0b\x32\x15.leasekeeper.v1.Queue\"\xab\x01\n\x05Queue\x12\r\n\x05queue\x18\x01 \x01(\t\x12/\n\x08settings\x18\x02 \x01(\x0b\x32\x1d.leasekeeper.v1.QueueSettings\x12\x0e\n\x06paused\x18\x03 \x01(\x08\x12\x14\n\x0cpause_reason\x18\x04 \x01(\t\x12.\n\npause_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04\x65tag\x18\x06 \x01(\t\"\xeb\x03\n\rQueueSettings\x12/\n\x0ctarget_waits\x18\x01 \x03(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0cretry_policy\x18\x02 \x01(\x0b\x32\x1b.leasekeeper.v1.RetryPolicy\x12\x30\n\rqueue_timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0brun_timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rtotal_timeout\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x11heartbeat_timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\x12,\n\tretention\x18\x07 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x13\n\x0bmax_running\x18\x08 \x01(\x05\x12\x15\n\rlimit_per_key\x18\t \x01(\x05\x12\x13\n\x0bsubmit_rate\x18\n \x01(\x01\x12\x12\n\nclaim_rate\x18\x0b \x01(\x01\x12\x14\n\x0csubmit_burst\x18\x0c \x01(\x05\x12\x13\n\x0b\x63laim_burst\x18\r \x01(\x05\"e\n\tTypeStats\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0f\n\x07pending\x18\x02 \x01(\x03\x12\x0f\n\x07running\x18\x03 \x01(\x03\x12(\n\x07\x63ircuit\x18\x04 \x01(\x0b\x32\x17.leasekeeper.v1.Circuit\"\xf8\x01\n\x07\x43ircuit\x12\r\n\x05queue\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12+\n\x05state\x18\x03 \x01(\x0e\x32\x1c.leasekeeper.v1.CircuitState\x12)\n\x05since\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nprobe_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x07 \x01(\x03\x12\x10\n\x08\x66\x61ilures\x18\x08 \x01(\x03\x12\x14\n\x0clease_losses\x18\t \x01(\x03\"Y\n\x13ResetCircuitRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\r\n\x05queue\x18\x02 \x01(\t\x12\x0c\n\x04type\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"@\n\x14ResetCircuitResponse\x12(\n\x07\x63ircuit\x18\x01 \x01(\x0b\x32\x17.leasekeeper.v1.Circuit*|\n\x0c\x43ircuitState\x12\x1d\n\x19\x43IRCUIT_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43IRCUIT_STATE_CLOSED\x10\x01\x12\x16\n\x12\x43IRCUIT_STATE_OPEN\x10\x02\x12\x1b\n\x17\x43IRCUIT_STATE_HALF_OPEN\x10\x03\x32\xc7\x01\n\x0cQueueService\x12\\\n\rGetQueueStats\x12$.leasekeeper.v1.GetQueueStatsRequest\x1a%.leasekeeper.v1.GetQueueStatsResponse\x12Y\n\x0cResetCircuit\x12#.leasekeeper.v1.ResetCircuitRequest\x1a$.leasekeeper.v1.ResetCircuitResponseB3\n\x11io.leasekeeper.v1P\x01Z\x1cleasekeeper/v1;leasekeeperv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\"leasekeeper/v1/queue_service.proto\x12\x0eleasekeeper.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1aleasekeeper/v1/types.proto\"8\n\x14GetQueueStatsRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\r\n\x05queue\x18\x02 \x01(\t\"\x93\x02\n\x15GetQueueStatsResponse\x12(\n\x05types\x18\x01 \x03(\x0b\x32\x19.leasekeeper.v1.TypeStats\x12\x0e\n\x06paused\x18\x02 \x01(\x08\x12\x0f\n\x07pending\x18\x03 \x01(\x03\x12\x0f\n\x07running\x18\x04 \x01(\x03\x12-\n\noldest_age\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\npriorities\x18\x06 \x03(\x0b\x32\x1d.leasekeeper.v1.PriorityStats\x12\x13\n\x0b\x61ll_at_hand\x18\x07 \x01(\x08\x12\x10\n\x08\x61\x64\x64_rate\x18\x08 \x01(\x01\x12\x15\n\rdispatch_rate\x18\t \x01(\x01\"a\n\rPriorityStats\x12\x10\n\x08priority\x18\x01 \x01(\x05\x12\x0f\n\x07pending\x18\x02 \x01(\x03\x12-\n\noldest_age\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\"3\n\x0fGetQueueRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\r\n\x05queue\x18\x02 \x01(\t\"8\n\x10GetQueueResponse\x12$\n\x05queue\x18\x01 \x01(\x0b\x32\x15.leasekeeper.v1.Queue\"M\n\x11ListQueuesRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x11\n\tpage_size\x18\x02 \x01(\x05\x12\x12\n\npage_token\x18\x03 \x01(\t\"T\n\x12ListQueuesResponse\x12%\n\x06queues\x18\x01 \x03(\x0b\x32\x15.leasekeeper.v1.Queue\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\"\x89\x01\n\x12UpdateQueueRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05queue\x18\x03 \x01(\t\x12\x0c\n\x04\x65tag\x18\x04 \x01(\t\x12/\n\x08settings\x18\x05 \x01(\x0b\x32\x1d.leasekeeper.v1.QueueSettings\";\n\x13UpdateQueueResponse\x12$\n\x05queue\x18\x01 \x01(\x0b\x32\x15.leasekeeper.v1.Queue\"Y\n\x11PauseQueueRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05queue\x18\x03 \x01(\t\x12\x0e\n\x06reason\x18\x04 \x01(\t\":\n\x12PauseQueueResponse\x12$\n\x05queue\x18\x01 \x01(\x0b\x32\x15.leasekeeper.v1.Queue\"J\n\x12ResumeQueueRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\x12\n\nrequest_id\x18\x02 \x01(\t\x12\r\n\x05queue\x18\x03 \x01(\t\";\n\x13ResumeQueueResponse\x12$\n\x05queue\x18\x01 \x01(\x0b\x32\x15.leasekeeper.v1.Queue\"\xab\x01\n\x05Queue\x12\r\n\x05queue\x18\x01 \x01(\t\x12/\n\x08settings\x18\x02 \x01(\x0b\x32\x1d.leasekeeper.v1.QueueSettings\x12\x0e\n\x06paused\x18\x03 \x01(\x08\x12\x14\n\x0cpause_reason\x18\x04 \x01(\t\x12.\n\npause_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0c\n\x04\x65tag\x18\x06 \x01(\t\"\xbd\x02\n\rQueueSettings\x12/\n\x0ctarget_waits\x18\x01 \x03(\x0b\x32\x19.google.protobuf.Duration\x12\x31\n\x0cretry_policy\x18\x02 \x01(\x0b\x32\x1b.leasekeeper.v1.RetryPolicy\x12\x30\n\rqueue_timeout\x18\x03 \x01(\x0b\x32\x19.google.protobuf.Duration\x12.\n\x0brun_timeout\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x30\n\rtotal_timeout\x18\x05 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x34\n\x11heartbeat_timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.Duration\"e\n\tTypeStats\x12\x0c\n\x04type\x18\x01 \x01(\t\x12\x0f\n\x07pending\x18\x02 \x01(\x03\x12\x0f\n\x07running\x18\x03 \x01(\x03\x12(\n\x07\x63ircuit\x18\x04 \x01(\x0b\x32\x17.leasekeeper.v1.Circuit\"\xf8\x01\n\x07\x43ircuit\x12\r\n\x05queue\x18\x01 \x01(\t\x12\x0c\n\x04type\x18\x02 \x01(\t\x12+\n\x05state\x18\x03 \x01(\x0e\x32\x1c.leasekeeper.v1.CircuitState\x12)\n\x05since\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12.\n\nprobe_time\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06reason\x18\x06 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x07 \x01(\x03\x12\x10\n\x08\x66\x61ilures\x18\x08 \x01(\x03\x12\x14\n\x0clease_losses\x18\t \x01(\x03\"Y\n\x13ResetCircuitRequest\x12\x11\n\tnamespace\x18\x01 \x01(\t\x12\r\n\x05queue\x18\x02 \x01(\t\x12\x0c\n\x04type\x18\x03 \x01(\t\x12\x12\n\nrequest_id\x18\x04 \x01(\t\"@\n\x14ResetCircuitResponse\x12(\n\x07\x63ircuit\x18\x01 \x01(\x0b\x32\x17.leasekeeper.v1.Circuit*|\n\x0c\x43ircuitState\x12\x1d\n\x19\x43IRCUIT_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x43IRCUIT_STATE_CLOSED\x10\x01\x12\x16\n\x12\x43IRCUIT_STATE_OPEN\x10\x02\x12\x1b\n\x17\x43IRCUIT_STATE_HALF_OPEN\x10\x03\x32\xc7\x01\n\x0cQueueService\x12\\\n\rGetQueueStats\x12$.leasekeeper.v1.GetQueueStatsRequest\x1a%.leasekeeper.v1.GetQueueStatsResponse\x12Y\n\x0cResetCircuit\x12#.leasekeeper.v1.ResetCircuitRequest\x1a$.leasekeeper.v1.ResetCircuitResponseB3\n\x11io.leasekeeper.v1P\x01Z\x1cleasekeeper/v1;leasekeeperv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,46 +35,46 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'leasekeeper.v1.queue_servic
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\021io.leasekeeper.v1P\001Z\034leasekeeper/v1;leasekeeperv1'
-  _globals['_CIRCUITSTATE']._serialized_start=2574
-  _globals['_CIRCUITSTATE']._serialized_end=2698
+  _globals['_CIRCUITSTATE']._serialized_start=2352
+  _globals['_CIRCUITSTATE']._serialized_end=2476
   _globals['_GETQUEUESTATSREQUEST']._serialized_start=147
   _globals['_GETQUEUESTATSREQUEST']._serialized_end=203
   _globals['_GETQUEUESTATSRESPONSE']._serialized_start=206
-  _globals['_GETQUEUESTATSRESPONSE']._serialized_end=529
-  _globals['_PRIORITYSTATS']._serialized_start=531
-  _globals['_PRIORITYSTATS']._serialized_end=628
-  _globals['_GETQUEUEREQUEST']._serialized_start=630
-  _globals['_GETQUEUEREQUEST']._serialized_end=681
-  _globals['_GETQUEUERESPONSE']._serialized_start=683
-  _globals['_GETQUEUERESPONSE']._serialized_end=739
-  _globals['_LISTQUEUESREQUEST']._serialized_start=741
-  _globals['_LISTQUEUESREQUEST']._serialized_end=818
-  _globals['_LISTQUEUESRESPONSE']._serialized_start=820
-  _globals['_LISTQUEUESRESPONSE']._serialized_end=904
-  _globals['_UPDATEQUEUEREQUEST']._serialized_start=907
-  _globals['_UPDATEQUEUEREQUEST']._serialized_end=1044
-  _globals['_UPDATEQUEUERESPONSE']._serialized_start=1046
-  _globals['_UPDATEQUEUERESPONSE']._serialized_end=1105
-  _globals['_PAUSEQUEUEREQUEST']._serialized_start=1107
-  _globals['_PAUSEQUEUEREQUEST']._serialized_end=1196
-  _globals['_PAUSEQUEUERESPONSE']._serialized_start=1198
-  _globals['_PAUSEQUEUERESPONSE']._serialized_end=1256
-  _globals['_RESUMEQUEUEREQUEST']._serialized_start=1258
-  _globals['_RESUMEQUEUEREQUEST']._serialized_end=1332
-  _globals['_RESUMEQUEUERESPONSE']._serialized_start=1334
-  _globals['_RESUMEQUEUERESPONSE']._serialized_end=1393
-  _globals['_QUEUE']._serialized_start=1396
-  _globals['_QUEUE']._serialized_end=1567
-  _globals['_QUEUESETTINGS']._serialized_start=1570
-  _globals['_QUEUESETTINGS']._serialized_end=2061
-  _globals['_TYPESTATS']._serialized_start=2063
-  _globals['_TYPESTATS']._serialized_end=2164
-  _globals['_CIRCUIT']._serialized_start=2167
-  _globals['_CIRCUIT']._serialized_end=2415
-  _globals['_RESETCIRCUITREQUEST']._serialized_start=2417
-  _globals['_RESETCIRCUITREQUEST']._serialized_end=2506
-  _globals['_RESETCIRCUITRESPONSE']._serialized_start=2508
-  _globals['_RESETCIRCUITRESPONSE']._serialized_end=2572
-  _globals['_QUEUESERVICE']._serialized_start=2701
-  _globals['_QUEUESERVICE']._serialized_end=2900
+  _globals['_GETQUEUESTATSRESPONSE']._serialized_end=481
+  _globals['_PRIORITYSTATS']._serialized_start=483
+  _globals['_PRIORITYSTATS']._serialized_end=580
+  _globals['_GETQUEUEREQUEST']._serialized_start=582
+  _globals['_GETQUEUEREQUEST']._serialized_end=633
+  _globals['_GETQUEUERESPONSE']._serialized_start=635
+  _globals['_GETQUEUERESPONSE']._serialized_end=691
+  _globals['_LISTQUEUESREQUEST']._serialized_start=693
+  _globals['_LISTQUEUESREQUEST']._serialized_end=770
+  _globals['_LISTQUEUESRESPONSE']._serialized_start=772
+  _globals['_LISTQUEUESRESPONSE']._serialized_end=856
+  _globals['_UPDATEQUEUEREQUEST']._serialized_start=859
+  _globals['_UPDATEQUEUEREQUEST']._serialized_end=996
+  _globals['_UPDATEQUEUERESPONSE']._serialized_start=998
+  _globals['_UPDATEQUEUERESPONSE']._serialized_end=1057
+  _globals['_PAUSEQUEUEREQUEST']._serialized_start=1059
+  _globals['_PAUSEQUEUEREQUEST']._serialized_end=1148
+  _globals['_PAUSEQUEUERESPONSE']._serialized_start=1150
+  _globals['_PAUSEQUEUERESPONSE']._serialized_end=1208
+  _globals['_RESUMEQUEUEREQUEST']._serialized_start=1210
+  _globals['_RESUMEQUEUEREQUEST']._serialized_end=1284
+  _globals['_RESUMEQUEUERESPONSE']._serialized_start=1286
+  _globals['_RESUMEQUEUERESPONSE']._serialized_end=1345
+  _globals['_QUEUE']._serialized_start=1348
+  _globals['_QUEUE']._serialized_end=1519
+  _globals['_QUEUESETTINGS']._serialized_start=1522
+  _globals['_QUEUESETTINGS']._serialized_end=1839
+  _globals['_TYPESTATS']._serialized_start=1841
+  _globals['_TYPESTATS']._serialized_end=1942
+  _globals['_CIRCUIT']._serialized_start=1945
+  _globals['_CIRCUIT']._serialized_end=2193
+  _globals['_RESETCIRCUITREQUEST']._serialized_start=2195
+  _globals['_RESETCIRCUITREQUEST']._serialized_end=2284
+  _globals['_RESETCIRCUITRESPONSE']._serialized_start=2286
+  _globals['_RESETCIRCUITRESPONSE']._serialized_end=2350
+  _globals['_QUEUESERVICE']._serialized_start=2479
+  _globals['_QUEUESERVICE']._serialized_end=2678
 # @@protoc_insertion_point(module_scope)

@@ -74,37 +74,32 @@ class GetQueueStatsResponse(google.protobuf.message.Message):
     PAUSED_FIELD_NUMBER: builtins.int
     PENDING_FIELD_NUMBER: builtins.int
     RUNNING_FIELD_NUMBER: builtins.int
-    SCHEDULED_FIELD_NUMBER: builtins.int
-    DEAD_FIELD_NUMBER: builtins.int
     OLDEST_AGE_FIELD_NUMBER: builtins.int
     PRIORITIES_FIELD_NUMBER: builtins.int
-    SUBMIT_RATE_FIELD_NUMBER: builtins.int
+    ALL_AT_HAND_FIELD_NUMBER: builtins.int
+    ADD_RATE_FIELD_NUMBER: builtins.int
     DISPATCH_RATE_FIELD_NUMBER: builtins.int
-    PARKED_FIELD_NUMBER: builtins.int
-    LIMITED_FIELD_NUMBER: builtins.int
     paused: builtins.bool
     pending: builtins.int
-    """Of the queue, as known to this coordinator."""
+    """All its types together."""
     running: builtins.int
-    scheduled: builtins.int
-    """SCHEDULED: delayed or backing off."""
-    dead: builtins.int
-    """DEAD and QUARANTINED."""
-    submit_rate: builtins.float
-    """A second, over about a minute, as this coordinator saw them."""
+    all_at_hand: builtins.bool
+    """All that is pending is at hand, so that `oldest_age` and `priorities` are complete."""
+    add_rate: builtins.float
+    """Jobs a second that began to wait, and that left the line, over about the last minute and all coordinators."""
     dispatch_rate: builtins.float
-    parked: builtins.int
-    """Jobs that are PENDING and wait for a lock or a limit here."""
-    limited: builtins.bool
-    """A rate or a limit of the queue holds jobs back at this moment."""
     @property
     def types(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___TypeStats]: ...
     @property
     def oldest_age(self) -> google.protobuf.duration_pb2.Duration:
-        """How long the job that is first in line has been claimable; absent: none waits."""
+        """How long the job that waits longest has been claimable; absent: none waits. Of the jobs that this coordinator has at hand: of
+        each type at least the first 2,000 in line.
+        """
 
     @property
-    def priorities(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PriorityStats]: ...
+    def priorities(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___PriorityStats]:
+        """Also of the jobs at hand, by priority; those without jobs are left out."""
+
     def __init__(
         self,
         *,
@@ -112,17 +107,14 @@ class GetQueueStatsResponse(google.protobuf.message.Message):
         paused: builtins.bool = ...,
         pending: builtins.int = ...,
         running: builtins.int = ...,
-        scheduled: builtins.int = ...,
-        dead: builtins.int = ...,
         oldest_age: google.protobuf.duration_pb2.Duration | None = ...,
         priorities: collections.abc.Iterable[global___PriorityStats] | None = ...,
-        submit_rate: builtins.float = ...,
+        all_at_hand: builtins.bool = ...,
+        add_rate: builtins.float = ...,
         dispatch_rate: builtins.float = ...,
-        parked: builtins.int = ...,
-        limited: builtins.bool = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["oldest_age", b"oldest_age"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["dead", b"dead", "dispatch_rate", b"dispatch_rate", "limited", b"limited", "oldest_age", b"oldest_age", "parked", b"parked", "paused", b"paused", "pending", b"pending", "priorities", b"priorities", "running", b"running", "scheduled", b"scheduled", "submit_rate", b"submit_rate", "types", b"types"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["add_rate", b"add_rate", "all_at_hand", b"all_at_hand", "dispatch_rate", b"dispatch_rate", "oldest_age", b"oldest_age", "paused", b"paused", "pending", b"pending", "priorities", b"priorities", "running", b"running", "types", b"types"]) -> None: ...
 
 global___GetQueueStatsResponse = GetQueueStatsResponse
 
@@ -392,7 +384,9 @@ global___Queue = Queue
 
 @typing.final
 class QueueSettings(google.protobuf.message.Message):
-    """What can be set for a queue. Absent fields and 0 mean the defaults."""
+    """What can be set for a queue. Absent fields and 0 mean the defaults. Jobs take all of it at their submission, where they leave it
+    out; a rollback job takes none of it.
+    """
 
     DESCRIPTOR: google.protobuf.descriptor.Descriptor
 
@@ -402,42 +396,27 @@ class QueueSettings(google.protobuf.message.Message):
     RUN_TIMEOUT_FIELD_NUMBER: builtins.int
     TOTAL_TIMEOUT_FIELD_NUMBER: builtins.int
     HEARTBEAT_TIMEOUT_FIELD_NUMBER: builtins.int
-    RETENTION_FIELD_NUMBER: builtins.int
-    MAX_RUNNING_FIELD_NUMBER: builtins.int
-    LIMIT_PER_KEY_FIELD_NUMBER: builtins.int
-    SUBMIT_RATE_FIELD_NUMBER: builtins.int
-    CLAIM_RATE_FIELD_NUMBER: builtins.int
-    SUBMIT_BURST_FIELD_NUMBER: builtins.int
-    CLAIM_BURST_FIELD_NUMBER: builtins.int
-    max_running: builtins.int
-    """Jobs of the queue that run at once, at most 1,000. 0: no limit."""
-    limit_per_key: builtins.int
-    """Jobs with the same `limit_key` that run at once, at most 1,000. 0: no limit."""
-    submit_rate: builtins.float
-    """Jobs a second that each coordinator takes in and hands out; the whole is that times the live coordinators. 0: no limit."""
-    claim_rate: builtins.float
-    submit_burst: builtins.int
-    """Size of the bucket of these rates; 0: a second's worth, at least 1."""
-    claim_burst: builtins.int
     @property
     def target_waits(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[google.protobuf.duration_pb2.Duration]:
-        """For priorities 1 to 5, in this order, each at least the one before; empty: 1 s, 10 s, 1 min, 10 min, 1 h."""
+        """For priorities 1 to 5, in this order, each 1 ms - 30 d and at least the one before; empty: 1 s, 10 s, 1 min, 10 min, 1 h."""
 
     @property
     def retry_policy(self) -> leasekeeper.v1.types_pb2.RetryPolicy:
-        """What jobs take that leave it out."""
+        """For jobs without any `retry_policy`."""
 
     @property
-    def queue_timeout(self) -> google.protobuf.duration_pb2.Duration: ...
+    def queue_timeout(self) -> google.protobuf.duration_pb2.Duration:
+        """Not above `total_timeout`."""
+
     @property
-    def run_timeout(self) -> google.protobuf.duration_pb2.Duration: ...
+    def run_timeout(self) -> google.protobuf.duration_pb2.Duration:
+        """Not above `total_timeout`."""
+
     @property
     def total_timeout(self) -> google.protobuf.duration_pb2.Duration: ...
     @property
-    def heartbeat_timeout(self) -> google.protobuf.duration_pb2.Duration: ...
-    @property
-    def retention(self) -> google.protobuf.duration_pb2.Duration:
-        """How long the record of a job that SUCCEEDED or is CANCELLED is kept, 1 min - 7 d. Default 1 h."""
+    def heartbeat_timeout(self) -> google.protobuf.duration_pb2.Duration:
+        """Not above `run_timeout` and `total_timeout`."""
 
     def __init__(
         self,
@@ -448,16 +427,9 @@ class QueueSettings(google.protobuf.message.Message):
         run_timeout: google.protobuf.duration_pb2.Duration | None = ...,
         total_timeout: google.protobuf.duration_pb2.Duration | None = ...,
         heartbeat_timeout: google.protobuf.duration_pb2.Duration | None = ...,
-        retention: google.protobuf.duration_pb2.Duration | None = ...,
-        max_running: builtins.int = ...,
-        limit_per_key: builtins.int = ...,
-        submit_rate: builtins.float = ...,
-        claim_rate: builtins.float = ...,
-        submit_burst: builtins.int = ...,
-        claim_burst: builtins.int = ...,
     ) -> None: ...
-    def HasField(self, field_name: typing.Literal["heartbeat_timeout", b"heartbeat_timeout", "queue_timeout", b"queue_timeout", "retention", b"retention", "retry_policy", b"retry_policy", "run_timeout", b"run_timeout", "total_timeout", b"total_timeout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["claim_burst", b"claim_burst", "claim_rate", b"claim_rate", "heartbeat_timeout", b"heartbeat_timeout", "limit_per_key", b"limit_per_key", "max_running", b"max_running", "queue_timeout", b"queue_timeout", "retention", b"retention", "retry_policy", b"retry_policy", "run_timeout", b"run_timeout", "submit_burst", b"submit_burst", "submit_rate", b"submit_rate", "target_waits", b"target_waits", "total_timeout", b"total_timeout"]) -> None: ...
+    def HasField(self, field_name: typing.Literal["heartbeat_timeout", b"heartbeat_timeout", "queue_timeout", b"queue_timeout", "retry_policy", b"retry_policy", "run_timeout", b"run_timeout", "total_timeout", b"total_timeout"]) -> builtins.bool: ...
+    def ClearField(self, field_name: typing.Literal["heartbeat_timeout", b"heartbeat_timeout", "queue_timeout", b"queue_timeout", "retry_policy", b"retry_policy", "run_timeout", b"run_timeout", "target_waits", b"target_waits", "total_timeout", b"total_timeout"]) -> None: ...
 
 global___QueueSettings = QueueSettings
 

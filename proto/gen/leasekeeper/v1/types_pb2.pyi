@@ -223,7 +223,6 @@ class JobSpec(google.protobuf.message.Message):
     UNIQUE_KEY_FIELD_NUMBER: builtins.int
     ROLLBACK_FIELD_NUMBER: builtins.int
     LOCKS_FIELD_NUMBER: builtins.int
-    LIMIT_KEY_FIELD_NUMBER: builtins.int
     job_id: builtins.str
     """Caller's id, 1-256 bytes of UTF-8 without control characters. Empty: the server makes one from namespace, request_id and item."""
     queue: builtins.str
@@ -235,13 +234,9 @@ class JobSpec(google.protobuf.message.Message):
     content_type: builtins.str
     """Media type of the payload, at most 127 bytes. The server stores it and looks at nothing."""
     priority: builtins.int
-    """1 (first) to 5 (last); 0 means 3. It sets the target wait: 1 s, 10 s, 1 min, 10 min, 1 h."""
+    """1 (first) to 5 (last); 0 means 3. It sets the target wait: 1 s, 10 s, 1 min, 10 min, 1 h, or what the queue says."""
     unique_key: builtins.str
     """At most one non-terminal job of the queue has this key. Same form as job_id; empty: none."""
-    limit_key: builtins.str
-    """Of all jobs of the queue with the same key, only so many run at once as the queue's `limit_per_key` says. Same form as job_id;
-    empty: none.
-    """
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]:
         """At most 16; keys 1-63 bytes, values at most 255 bytes."""
@@ -302,10 +297,9 @@ class JobSpec(google.protobuf.message.Message):
         unique_key: builtins.str = ...,
         rollback: global___RollbackJob | None = ...,
         locks: collections.abc.Iterable[global___JobLock] | None = ...,
-        limit_key: builtins.str = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["due_time", b"due_time", "heartbeat_timeout", b"heartbeat_timeout", "queue_timeout", b"queue_timeout", "retry_policy", b"retry_policy", "rollback", b"rollback", "run_at", b"run_at", "run_timeout", b"run_timeout", "total_timeout", b"total_timeout"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["content_type", b"content_type", "due_time", b"due_time", "heartbeat_timeout", b"heartbeat_timeout", "job_id", b"job_id", "labels", b"labels", "limit_key", b"limit_key", "locks", b"locks", "payload", b"payload", "priority", b"priority", "queue", b"queue", "queue_timeout", b"queue_timeout", "retry_policy", b"retry_policy", "rollback", b"rollback", "run_at", b"run_at", "run_timeout", b"run_timeout", "total_timeout", b"total_timeout", "type", b"type", "unique_key", b"unique_key"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["content_type", b"content_type", "due_time", b"due_time", "heartbeat_timeout", b"heartbeat_timeout", "job_id", b"job_id", "labels", b"labels", "locks", b"locks", "payload", b"payload", "priority", b"priority", "queue", b"queue", "queue_timeout", b"queue_timeout", "retry_policy", b"retry_policy", "rollback", b"rollback", "run_at", b"run_at", "run_timeout", b"run_timeout", "total_timeout", b"total_timeout", "type", b"type", "unique_key", b"unique_key"]) -> None: ...
 
 global___JobSpec = JobSpec
 

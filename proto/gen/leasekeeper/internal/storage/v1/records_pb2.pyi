@@ -176,7 +176,7 @@ class TermsRecord(google.protobuf.message.Message):
     RUN_AT_MS_FIELD_NUMBER: builtins.int
     ROLLBACK_FIELD_NUMBER: builtins.int
     LOCKS_FIELD_NUMBER: builtins.int
-    LIMIT_KEY_FIELD_NUMBER: builtins.int
+    TARGET_WAIT_MS_FIELD_NUMBER: builtins.int
     queue: builtins.str
     type: builtins.str
     priority: builtins.int
@@ -192,7 +192,6 @@ class TermsRecord(google.protobuf.message.Message):
     digest: builtins.bytes
     request_digest: builtins.bytes
     run_at_ms: builtins.int
-    limit_key: builtins.str
     @property
     def labels(self) -> google.protobuf.internal.containers.ScalarMap[builtins.str, builtins.str]: ...
     @property
@@ -201,6 +200,10 @@ class TermsRecord(google.protobuf.message.Message):
     def rollback(self) -> global___RollbackRecord: ...
     @property
     def locks(self) -> google.protobuf.internal.containers.RepeatedCompositeFieldContainer[global___JobLockRecord]: ...
+    @property
+    def target_wait_ms(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[builtins.int]:
+        """Of the queue, for priorities 1 to 5; empty: the defaults."""
+
     def __init__(
         self,
         *,
@@ -223,10 +226,10 @@ class TermsRecord(google.protobuf.message.Message):
         run_at_ms: builtins.int = ...,
         rollback: global___RollbackRecord | None = ...,
         locks: collections.abc.Iterable[global___JobLockRecord] | None = ...,
-        limit_key: builtins.str = ...,
+        target_wait_ms: collections.abc.Iterable[builtins.int] | None = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["retry", b"retry", "rollback", b"rollback"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["counter", b"counter", "digest", b"digest", "due_ms", b"due_ms", "heartbeat_timeout_ms", b"heartbeat_timeout_ms", "labels", b"labels", "limit_key", b"limit_key", "locks", b"locks", "payload_size", b"payload_size", "priority", b"priority", "queue", b"queue", "queue_timeout_ms", b"queue_timeout_ms", "request_digest", b"request_digest", "retry", b"retry", "rollback", b"rollback", "run_at_ms", b"run_at_ms", "run_timeout_ms", b"run_timeout_ms", "submit_ms", b"submit_ms", "total_timeout_ms", b"total_timeout_ms", "type", b"type", "unique_key", b"unique_key"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["counter", b"counter", "digest", b"digest", "due_ms", b"due_ms", "heartbeat_timeout_ms", b"heartbeat_timeout_ms", "labels", b"labels", "locks", b"locks", "payload_size", b"payload_size", "priority", b"priority", "queue", b"queue", "queue_timeout_ms", b"queue_timeout_ms", "request_digest", b"request_digest", "retry", b"retry", "rollback", b"rollback", "run_at_ms", b"run_at_ms", "run_timeout_ms", b"run_timeout_ms", "submit_ms", b"submit_ms", "target_wait_ms", b"target_wait_ms", "total_timeout_ms", b"total_timeout_ms", "type", b"type", "unique_key", b"unique_key"]) -> None: ...
 
 global___TermsRecord = TermsRecord
 
@@ -892,13 +895,6 @@ class QueueRecord(google.protobuf.message.Message):
     RUN_TIMEOUT_MS_FIELD_NUMBER: builtins.int
     TOTAL_TIMEOUT_MS_FIELD_NUMBER: builtins.int
     HEARTBEAT_TIMEOUT_MS_FIELD_NUMBER: builtins.int
-    RETENTION_MS_FIELD_NUMBER: builtins.int
-    MAX_RUNNING_FIELD_NUMBER: builtins.int
-    LIMIT_PER_KEY_FIELD_NUMBER: builtins.int
-    SUBMIT_RATE_FIELD_NUMBER: builtins.int
-    CLAIM_RATE_FIELD_NUMBER: builtins.int
-    SUBMIT_BURST_FIELD_NUMBER: builtins.int
-    CLAIM_BURST_FIELD_NUMBER: builtins.int
     PAUSED_FIELD_NUMBER: builtins.int
     PAUSE_REASON_FIELD_NUMBER: builtins.int
     PAUSE_MS_FIELD_NUMBER: builtins.int
@@ -908,13 +904,6 @@ class QueueRecord(google.protobuf.message.Message):
     run_timeout_ms: builtins.int
     total_timeout_ms: builtins.int
     heartbeat_timeout_ms: builtins.int
-    retention_ms: builtins.int
-    max_running: builtins.int
-    limit_per_key: builtins.int
-    submit_rate: builtins.float
-    claim_rate: builtins.float
-    submit_burst: builtins.int
-    claim_burst: builtins.int
     paused: builtins.bool
     pause_reason: builtins.str
     pause_ms: builtins.int
@@ -936,19 +925,12 @@ class QueueRecord(google.protobuf.message.Message):
         run_timeout_ms: builtins.int = ...,
         total_timeout_ms: builtins.int = ...,
         heartbeat_timeout_ms: builtins.int = ...,
-        retention_ms: builtins.int = ...,
-        max_running: builtins.int = ...,
-        limit_per_key: builtins.int = ...,
-        submit_rate: builtins.float = ...,
-        claim_rate: builtins.float = ...,
-        submit_burst: builtins.int = ...,
-        claim_burst: builtins.int = ...,
         paused: builtins.bool = ...,
         pause_reason: builtins.str = ...,
         pause_ms: builtins.int = ...,
         request_digest: builtins.bytes = ...,
     ) -> None: ...
     def HasField(self, field_name: typing.Literal["retry", b"retry"]) -> builtins.bool: ...
-    def ClearField(self, field_name: typing.Literal["claim_burst", b"claim_burst", "claim_rate", b"claim_rate", "format", b"format", "heartbeat_timeout_ms", b"heartbeat_timeout_ms", "limit_per_key", b"limit_per_key", "max_running", b"max_running", "pause_ms", b"pause_ms", "pause_reason", b"pause_reason", "paused", b"paused", "queue_timeout_ms", b"queue_timeout_ms", "request_digest", b"request_digest", "retention_ms", b"retention_ms", "retry", b"retry", "run_timeout_ms", b"run_timeout_ms", "submit_burst", b"submit_burst", "submit_rate", b"submit_rate", "target_wait_ms", b"target_wait_ms", "total_timeout_ms", b"total_timeout_ms"]) -> None: ...
+    def ClearField(self, field_name: typing.Literal["format", b"format", "heartbeat_timeout_ms", b"heartbeat_timeout_ms", "pause_ms", b"pause_ms", "pause_reason", b"pause_reason", "paused", b"paused", "queue_timeout_ms", b"queue_timeout_ms", "request_digest", b"request_digest", "retry", b"retry", "run_timeout_ms", b"run_timeout_ms", "target_wait_ms", b"target_wait_ms", "total_timeout_ms", b"total_timeout_ms"]) -> None: ...
 
 global___QueueRecord = QueueRecord
