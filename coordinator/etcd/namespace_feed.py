@@ -15,14 +15,23 @@ from coordinator.etcd.codec import decode_session
 from coordinator.etcd.lock_codec import entry_of
 from coordinator.etcd.namespace_keys import NamespaceKeys
 from coordinator.etcd.own_revisions import OwnRevisions
+from coordinator.etcd.queue_store import decode_queue
 from coordinator.etcd.set_aside import SetAside
 from coordinator.etcd.txn import TxnCodec
-from coordinator.ports import Changes, CircuitChanges, Clock, LockChanges, StoredCircuit
+from coordinator.ports import (
+    Changes,
+    CircuitChanges,
+    Clock,
+    LockChanges,
+    QueueChanges,
+    StoredCircuit,
+    StoredQueue,
+)
 from leasekeeper.internal.etcd.v1.watch_pb2 import Event
 
 __all__ = ["KINDS", "NamespaceFeed"]
 
-KINDS: Final = ("ready", "claim", "session", "cancel", "circuit", "lock")
+KINDS: Final = ("ready", "claim", "session", "cancel", "circuit", "lock", "queue")
 """What is watched of each namespace."""
 
 _LOOK_SECONDS: Final = 0.002
@@ -51,6 +60,7 @@ class NamespaceFeed:
         kinds: which of ``KINDS`` are watched.
         circuits: told of circuits; None: they are not watched.
         locks: told of named locks; None: they are not watched.
+        queues: told of settings and pauses of queues; None: they are not watched.
     """
 
     def __init__(
@@ -68,11 +78,13 @@ class NamespaceFeed:
         kinds: Collection[str] = KINDS,
         circuits: CircuitChanges | None = None,
         locks: LockChanges | None = None,
+        queues: QueueChanges | None = None,
     ) -> None:
         self._keys = keys
         self._changes = changes
         self._circuits = circuits
         self._locks = locks
+        self._queues = queues
         self._codec = codec
         self._own = own
         self._set_aside = set_aside
@@ -87,8 +99,9 @@ class NamespaceFeed:
             keys.all_cancels(),
             keys.all_circuits(),
             keys.all_locks(),
+            keys.all_queues(),
         )
-        told = {"circuit": circuits is not None, "lock": locks is not None}
+        told = {"circuit": circuits is not None, "lock": locks is not None, "queue": queues is not None}
         ranges = [
             WatchRange(kind, span.start, span.end)
             for kind, span in zip(KINDS, spans, strict=True)
@@ -102,6 +115,7 @@ class NamespaceFeed:
             "cancel": self._cancel_event,
             "circuit": self._circuit_event,
             "lock": self._lock_event,
+            "queue": self._queue_event,
         }
 
     @property
@@ -132,6 +146,8 @@ class NamespaceFeed:
             await self._circuits.relist(self.namespace, revision)
         if self._locks is not None:
             await self._locks.relist(self.namespace, revision)
+        if self._queues is not None:
+            await self._queues.relist(self.namespace, revision)
         await self._changes.relist(self.namespace, revision)
         self.ready.set()
 
@@ -235,11 +251,25 @@ class NamespaceFeed:
                 stored = StoredCircuit(revision=kv.mod_revision)
         self._circuits.circuit_changed(self.namespace, queue, type_, stored, kv.mod_revision)
 
+    def _queue_event(self, event: ChangeEvent) -> None:
+        assert self._queues is not None, "else it is not watched"
+        kv = event.kv
+        queue = self._keys.parse_queue(kv.key)
+        stored = StoredQueue()
+        if event.type == Event.PUT:
+            try:
+                stored = StoredQueue(decode_queue(kv.value), kv.mod_revision)
+            except CodecError as error:
+                self._set_aside.add("queue", kv.key, error)
+                stored = StoredQueue(revision=kv.mod_revision)
+        self._queues.queue_changed(self.namespace, queue, stored, kv.mod_revision)
+
     def _lock_event(self, event: ChangeEvent) -> None:
         assert self._locks is not None, "else it is not watched"
         kv = event.kv
-        if event.type == Event.PUT:
-            self._locks.lock_put(self.namespace, entry_of(self._keys, kv, self._set_aside))
-            return
         name, waiter = self._keys.parse_lock(kv.key)
+        if event.type == Event.PUT:
+            entry = self._locks.own_put(self.namespace, name, waiter, kv.mod_revision)
+            self._locks.lock_put(self.namespace, entry or entry_of(self._keys, kv, self._set_aside))
+            return
         self._locks.lock_deleted(self.namespace, name, waiter, kv.mod_revision)

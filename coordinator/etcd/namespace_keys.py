@@ -208,6 +208,10 @@ class NamespaceKeys:
         """Every ``circuit/`` key."""
         return KeyRange(self._circuit, prefix_end(self._circuit))
 
+    def all_queues(self) -> KeyRange:
+        """Every ``queue/`` key."""
+        return KeyRange(self._queue, prefix_end(self._queue))
+
     def all_of(self, slot: Slot) -> KeyRange:
         """Every key of one kind; too wide to be read at once."""
         prefix = self._prefixes[slot]
@@ -309,6 +313,10 @@ class NamespaceKeys:
         if not slash:
             raise KeyFormatError(f"{key!r} is no type key")
         return parse_name(queue), parse_name(type_)
+
+    def parse_queue(self, key: bytes) -> str:
+        """Queue of a ``queue/`` key."""
+        return parse_name(self._tail(key, self._queue))
 
     def parse_circuit(self, key: bytes) -> tuple[str, str]:
         """Queue and type of a ``circuit/`` key."""

@@ -26,6 +26,7 @@ from coordinator.etcd.namespace_feed import KINDS, NamespaceFeed
 from coordinator.etcd.namespaces import EtcdNamespaceFeeds, NamespacesConfig
 from coordinator.etcd.own_revisions import OwnRevisions
 from coordinator.etcd.present import EtcdPresent, PresentConfig
+from coordinator.etcd.queue_store import EtcdQueueStore
 from coordinator.etcd.retention import RetentionBuckets, RetentionConfig
 from coordinator.etcd.retention_pressure import PressureConfig, RetentionPressure
 from coordinator.etcd.session_store import EtcdSessionStore, SessionStoreConfig
@@ -41,6 +42,7 @@ from coordinator.ports import (
     Entropy,
     LockChanges,
     Notices,
+    QueueChanges,
 )
 
 __all__ = ["EtcdStore", "Index", "StoreConfig", "StoreListeners"]
@@ -105,6 +107,7 @@ class StoreListeners:
         notices: told how full the store is.
         circuits: told of circuits; None: they are not watched.
         locks: told of named locks; None: they are not watched.
+        queues: told of settings and pauses of queues; None: they are not watched.
     """
 
     changes: Changes
@@ -114,6 +117,7 @@ class StoreListeners:
     notices: Notices | None = None
     circuits: CircuitChanges | None = None
     locks: LockChanges | None = None
+    queues: QueueChanges | None = None
 
 
 class EtcdStore:
@@ -190,6 +194,7 @@ class EtcdStore:
             self.client, self.committer, self.reader, self.space, self.set_aside, clock
         )
         self.circuits = EtcdCircuitStore(self.client, self.space, self.present, self.set_aside, clock)
+        self.queues = EtcdQueueStore(self.client, self.space, self.present, self.set_aside, clock)
         self.namespaces = EtcdNamespaceFeeds(
             self.client,
             self.space,
@@ -206,6 +211,7 @@ class EtcdStore:
                 kinds=[kind for kind in KINDS if config.dispatches or kind != "ready"],
                 circuits=listeners.circuits,
                 locks=listeners.locks,
+                queues=listeners.queues,
             ),
             set_aside=self.set_aside,
             clock=clock,

@@ -28,6 +28,12 @@ from coordinator.ports.locks import (
     LocksRead,
     LockStore,
 )
+from coordinator.ports.queues import (
+    QueueChanges,
+    QueueStore,
+    QueueSwap,
+    StoredQueue,
+)
 from coordinator.ports.sessions import (
     Confirmation,
     KeptAlive,
@@ -86,6 +92,9 @@ __all__ = [
     "Operation",
     "PendingCommit",
     "Present",
+    "QueueChanges",
+    "QueueStore",
+    "QueueSwap",
     "ReadyPage",
     "Session",
     "SessionStore",
@@ -95,4 +104,5 @@ __all__ = [
     "StorageGauge",
     "Stored",
     "StoredCircuit",
+    "StoredQueue",
 ]
