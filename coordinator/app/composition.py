@@ -12,6 +12,7 @@ from coordinator.app.locks import compose_locks
 from coordinator.app.parts import Parts, Role
 from coordinator.app.readings import service_readings
 from coordinator.app.recovery import compose_recovery
+from coordinator.app.relay import StopsRelay
 from coordinator.app.store_settings import call_limits
 from coordinator.config import Settings
 from coordinator.core.rendezvous import preferred
@@ -22,6 +23,7 @@ from coordinator.rpc.admin_servicer import AdminServicer, AdminUseCases
 from coordinator.rpc.job_servicer import JobServicer, JobUseCases
 from coordinator.rpc.methods import SERVICES
 from coordinator.rpc.queue_servicer import QueueServicer, QueueUseCases
+from coordinator.rpc.work_servicer import WorkServicer
 from coordinator.rpc.worker_servicer import WorkerServicer, WorkerUseCases
 from coordinator.services.abandoned import Abandoned
 from coordinator.services.arrivals import Arrivals
@@ -43,6 +45,8 @@ from coordinator.services.settlement import SettlementService
 from coordinator.services.submission import Submission
 from coordinator.services.subscription import Subscription, SubscriptionConfig
 from coordinator.services.waiters import Waiters
+from coordinator.services.work_stream import WorkStreamConfig
+from coordinator.services.work_streams import WorkStreams
 
 __all__ = ["COORDINATOR", "compose"]
 
@@ -72,7 +76,16 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
     arrivals = Arrivals(
         waiters, lines, own_id=base.own_id, members=store.membership.dispatchers, preferred=preferred
     )
-    index = Index(store.jobs, store.sessions, holders, clock, IndexConfig(), arrived=arrivals.arrived)
+    stops = StopsRelay()
+    index = Index(
+        store.jobs,
+        store.sessions,
+        holders,
+        clock,
+        IndexConfig(),
+        arrived=arrivals.arrived,
+        cancelled=stops.asked,
+    )
     base.changes.bind(index)
     abandoned = Abandoned(store.jobs, clock, arrived=arrivals.arrived)
     redelivery = Redelivery(store.jobs, store.sessions)
@@ -146,16 +159,25 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
         clock,
         limits,
     )
+    settlement = SettlementService(
+        store.jobs, holders, store.present, clock, entropy, notices=notices, late=late.add
+    )
+    streams = WorkStreams(
+        dispatch,
+        store.sessions,
+        store.namespaces,
+        holders,
+        abandoned,
+        clock,
+        WorkStreamConfig(max_streams=settings.server.max_work_streams),
+        fresh=index.ready,
+    )
+    stops.bind(streams.stop_asked)
     workers = WorkerServicer(
-        WorkerUseCases(
-            sessions=sessions,
-            dispatch=dispatch,
-            settlement=SettlementService(
-                store.jobs, holders, store.present, clock, entropy, notices=notices, late=late.add
-            ),
-        ),
+        WorkerUseCases(sessions=sessions, dispatch=dispatch, settlement=settlement),
         clock,
         limits,
+        WorkServicer(streams, sessions, settlement, clock, entropy, coordinator_id=base.own_id),
     )
     queues = QueueServicer(
         QueueUseCases(
@@ -180,12 +202,13 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
             "abandoned": abandoned.run,
             "late calls": late.run,
             "take away": take_away.run,
+            "work streams": streams.run,
             **base.background,
             **recovery.background,
             **locks.background,
         },
         listed=lambda: all(index.ready(name) for name in store.namespaces.namespaces()),
-        drains=(dispatch.drain, subscription.drain, *locks.drains),
+        drains=(streams.drain, dispatch.drain, subscription.drain, *locks.drains),
         closes=(subscription.close,),
     )
 

@@ -6,7 +6,7 @@ So it is with named locks and the lines of them, and with circuits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from coordinator.core.job import Claim
 from coordinator.core.lock_order import LockEntry
@@ -23,7 +23,7 @@ from coordinator.ports import (
     StoredCircuit,
 )
 
-__all__ = ["ChangesRelay", "CircuitsRelay", "CommitRelay", "LocksRelay"]
+__all__ = ["ChangesRelay", "CircuitsRelay", "CommitRelay", "LocksRelay", "StopsRelay"]
 
 
 class ChangesRelay:
@@ -156,3 +156,19 @@ class CircuitsRelay:
     ) -> None:
         """See ``ports.CircuitChanges``."""
         self._bound.circuit_changed(namespace, queue, type_, stored, revision)
+
+
+class StopsRelay:
+    """Hands on the requests to stop that the index hears of; streams are made from what is made from it."""
+
+    def __init__(self) -> None:
+        self._target: Callable[[str, str], None] | None = None
+
+    def bind(self, target: Callable[[str, str], None]) -> None:
+        """From now on ``target`` is told."""
+        self._target = target
+
+    def asked(self, namespace: str, job_id: str) -> None:
+        """A running job is asked to stop."""
+        assert self._target is not None, "the relay is bound before the store runs"
+        self._target(namespace, job_id)

@@ -42,7 +42,8 @@ class ServerSettings:
         unary_timeout_s: what a unary call without a deadline gets, on top of the wait that it asks for.
         wait_max_s: longest long poll.
         max_calls: unary calls under way at once.
-        max_streams: streams under way at once.
+        max_streams: streams under way at once, those of workers apart.
+        max_work_streams: streams of workers under way at once.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = _STRICT
@@ -58,6 +59,7 @@ class ServerSettings:
     wait_max_s: float = 30.0
     max_calls: int = 20_000
     max_streams: int = 2_000
+    max_work_streams: int = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

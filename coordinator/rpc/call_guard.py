@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
@@ -29,7 +29,15 @@ from coordinator.rpc.convert import namespace_of
 from coordinator.rpc.field_checks import Violations, check_well_formed, duration_ms
 from coordinator.rpc.status import CODES, DETAILS_KEY, to_request_error, to_status
 
-__all__ = ["CallGuard", "GuardConfig", "Method", "StreamBehaviour", "UnaryBehaviour", "Unreadable"]
+__all__ = [
+    "CallGuard",
+    "DuplexBehaviour",
+    "GuardConfig",
+    "Method",
+    "StreamBehaviour",
+    "UnaryBehaviour",
+    "Unreadable",
+]
 
 _LOG = logging.getLogger(__name__)
 _LARGEST_MARGIN: Final = 0.1
@@ -42,6 +50,13 @@ StreamBehaviour = Callable[[Any], AsyncGenerator[Message, None]]
 """A streaming method of a servicer.
 
 Request in, responses out. Streams end by the caller, by an error, or by drain.
+"""
+
+DuplexBehaviour = Callable[[Any, AsyncIterator[Any]], AsyncGenerator[Message, None]]
+"""A method of a servicer with streams both ways.
+
+The opening message and the requests after it in, responses out. It bounds how many there are, and ends
+them at a drain itself.
 """
 
 
@@ -61,25 +76,31 @@ class GuardConfig:
     Args:
         unary_timeout_s: what a unary call without a deadline gets, on top of the wait that it asks for.
         max_calls: unary calls under way at once; more are refused with TOO_MANY_REQUESTS.
-        max_streams: streams under way at once.
+        max_streams: streams of answers under way at once.
+        opening_s: how long a stream of requests may take to send its first.
+        unread_s: how long one response of such a stream may stay unread.
     """
 
     unary_timeout_s: float = 10.0
     max_calls: int = 20_000
     max_streams: int = 2_000
+    opening_s: float = 10.0
+    unread_s: float = 20.0
 
 
 class Method(NamedTuple):
     """How one method is served, besides its behaviour.
 
     ``wait_field`` names the request's Duration that a long poll waits; ``batch_field`` the repeated field
-    of a batch, whose whole request may have at most ``largest`` bytes (0: no such limit).
+    of a batch, whose whole request may have at most ``largest`` bytes (0: no such limit); ``opening`` the
+    field of a stream's first request that opens it, and names the namespace.
     """
 
     scope: Scope
     wait_field: str = ""
     batch_field: str = ""
     largest: int = 0
+    opening: str = ""
 
 
 class Unreadable:
@@ -210,6 +231,58 @@ class CallGuard:
             await _refuse(context, refusal)
 
         return serve
+
+    def duplex(self, method: Method, behaviour: DuplexBehaviour) -> Callable[[Any, Any], Awaitable[None]]:
+        """The handler of a method with streams both ways."""
+
+        async def serve(requests: AsyncIterator[Any], context: Context) -> None:
+            try:
+                first = await self._first(requests)
+                opening = first if type(first) is Unreadable else getattr(first, method.opening)
+                self._admit(opening, context, method)
+                if self._drained.is_set():
+                    raise _draining()
+                async with aclosing(behaviour(first, requests)) as responses:
+                    async for response in responses:
+                        await self._write(context, response)
+                return
+            except asyncio.CancelledError as error:
+                refusal = self._cancelled(error)
+            except Exception as error:  # noqa: BLE001 - whatever it is, the caller gets a status
+                refusal = to_request_error(error, self._entropy.identifier)
+            await _refuse(context, refusal)
+
+        return serve
+
+    async def _first(self, requests: AsyncIterator[Any]) -> Any:
+        """The first request of a stream.
+
+        Raises:
+            RequestError: VALIDATION_FAILED: there is none.
+        """
+        try:
+            async with asyncio.timeout(self._config.opening_s):
+                first = await anext(requests, None)
+        except TimeoutError:
+            first = None
+        if first is None:
+            text = f"the stream has no first request within {self._config.opening_s:g} s"
+            raise RequestError(Reason.VALIDATION_FAILED, text, fields=(FieldViolation("", text),))
+        return first
+
+    async def _write(self, context: Context, response: Message) -> None:
+        """Write one response.
+
+        Raises:
+            RequestError: TOO_MANY_REQUESTS: its reader does not read.
+        """
+        try:
+            async with asyncio.timeout(self._config.unread_s):
+                await context.write(response)
+        except TimeoutError:
+            raise RequestError(
+                Reason.TOO_MANY_REQUESTS, f"a response was not read within {self._config.unread_s:g} s"
+            ) from None
 
     async def _next(self, responses: AsyncGenerator[Message, None]) -> Message | None:
         """The next response, None at the end.

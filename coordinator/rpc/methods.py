@@ -61,6 +61,7 @@ METHODS: Final[Mapping[str, Method]] = MappingProxyType(
         "ReleaseJob": Method(_WORK),
         "SettleJobs": Method(_WORK, batch_field="settlements", largest=limits.REQUEST_BYTES),
         "SaveCheckpoint": Method(_WORK),
+        "Work": Method(_WORK, opening="open"),
         "AcquireLock": Method(_WORK, wait_field="wait"),
         "ReleaseLock": Method(_WORK),
         "GetLock": Method(_READ),

@@ -99,7 +99,10 @@ def _handlers(service: ServiceDescriptor, servicer: object, guard: CallGuard) ->
         write = message_factory.GetMessageClass(method.output_type).SerializeToString
         read = guard.reader(parse, settings)
         path = f"/{service.full_name}/{method.name}"
-        if method.server_streaming:
+        if method.client_streaming:
+            served = guard.duplex(settings, behaviour)
+            handlers[path] = grpc.stream_stream_rpc_method_handler(served, read, write)
+        elif method.server_streaming:
             served = guard.stream(settings, behaviour)
             handlers[path] = grpc.unary_stream_rpc_method_handler(served, read, write)
         else:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from google.protobuf.duration_pb2 import Duration
 
@@ -30,7 +30,7 @@ from coordinator.services.api import (
 from coordinator.services.claim_by_id import OneClaim
 from leasekeeper.v1 import worker_service_pb2 as pb
 
-__all__ = ["DispatchPort", "SessionsPort", "SettlementPort", "WorkerServicer", "WorkerUseCases"]
+__all__ = ["DispatchPort", "SessionsPort", "SettlementPort", "WorkPort", "WorkerServicer", "WorkerUseCases"]
 
 
 class SessionsPort(Protocol):
@@ -77,6 +77,15 @@ class SettlementPort(Protocol):
         """Store a checkpoint; False: a later one is there."""
 
 
+class WorkPort(Protocol):
+    """What serves Work; ``rpc.work_servicer.WorkServicer`` does."""
+
+    def work(
+        self, first: pb.WorkRequest, requests: AsyncIterator[Any]
+    ) -> AsyncGenerator[pb.WorkResponse, None]:
+        """A stream."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerUseCases:
     """The use cases behind WorkerService."""
@@ -89,7 +98,10 @@ class WorkerUseCases:
 class WorkerServicer:
     """The methods of ``leasekeeper.v1.WorkerService``; request and absolute deadline in, response out."""
 
-    def __init__(self, use_cases: WorkerUseCases, clock: Clock, call_limits: CallLimits) -> None:
+    def __init__(
+        self, use_cases: WorkerUseCases, clock: Clock, call_limits: CallLimits, work: WorkPort
+    ) -> None:
+        self.work = work.work
         self._sessions = use_cases.sessions
         self._dispatch = use_cases.dispatch
         self._settlement = use_cases.settlement

@@ -300,7 +300,10 @@ class BeatReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimQuery:
-    """What a worker wants to claim. ``queues`` are (queue, type) pairs; ``wait_ms`` 0: answer at once."""
+    """What a worker wants to claim. ``queues`` are (queue, type) pairs; ``wait_ms`` 0: answer at once.
+
+    ``max_bytes``: of payloads and checkpoints, 0: as many as a reply takes. The first job is taken whole.
+    """
 
     session_id: str
     request_id: str
@@ -308,6 +311,7 @@ class ClaimQuery:
     max_jobs: int
     wait_ms: int
     repeat: bool
+    max_bytes: int = 0
 
 
 @quick

@@ -207,10 +207,12 @@ class Dispatch:
         now, now_ms = self._clock.monotonic(), self._clock.now_ms()
         commit_by = min(deadline, now + self._config.commit_timeout)
         proposals: list[_Proposal] = []
-        size = 0
+        size, most = 0, self._config.reply_bytes
+        if query.max_bytes:
+            most = min(most, query.max_bytes)
         for window, entry in self._candidates(pairs, min(query.max_jobs, room), now):
             size += job_bytes(entry.stored.job, self._config.checkpoint_reserve)
-            if proposals and size > self._config.reply_bytes:
+            if proposals and size > most:
                 break
             proposal = self._proposal(window, entry, query.session_id, nonce, now_ms, commit_by)
             if proposal is not None:

@@ -66,6 +66,7 @@ class Index:
         sessions: the store of sessions, for lists.
         holders: what is known of claims.
         arrived: called with (pair, job id) for each job that begins to wait and is in a window.
+        cancelled: called with (namespace, job id) where the watch sees that a running job is asked to stop.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Index:
         config: IndexConfig,
         *,
         arrived: Callable[[Pair, str], None],
+        cancelled: Callable[[str, str], None] = lambda namespace, job_id: None,
     ) -> None:
         self._jobs = jobs
         self._session_store = sessions
@@ -84,6 +86,7 @@ class Index:
         self._clock = clock
         self._config = config
         self._arrived = arrived
+        self._cancelled = cancelled
         self._windows: dict[Pair, Window] = {}
         self._passed: defaultdict[tuple[str, str], int] = defaultdict(int)
         self._own_deletes: dict[tuple[str, Rank, str], int] = {}
@@ -241,6 +244,7 @@ class Index:
     def cancel_put(self, namespace: str, job_id: str, revision: int) -> None:
         """A running job is asked to stop."""
         self._holders.forget(namespace, job_id)
+        self._cancelled(namespace, job_id)
 
     def passed(self, namespace: str, kind: str, revision: int) -> None:
         """The watch of ``kind`` has come to ``revision``."""

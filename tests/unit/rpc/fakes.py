@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import grpc.aio
 
 from coordinator.app.machine import SystemClock
+from coordinator.errors import Reason, RequestError
 from coordinator.rpc.admin_servicer import AdminServicer, AdminUseCases
 from coordinator.rpc.auth import TokenTable
 from coordinator.rpc.call_guard import CallGuard, GuardConfig
@@ -21,7 +22,9 @@ from coordinator.rpc.lock_servicer import LockServicer, LockUseCases
 from coordinator.rpc.methods import SERVICES
 from coordinator.rpc.queue_servicer import QueueServicer, QueueUseCases
 from coordinator.rpc.server import ListenConfig, RpcServer
+from coordinator.rpc.work_servicer import WorkServicer, WorkStreamsPort
 from coordinator.rpc.worker_servicer import WorkerServicer, WorkerUseCases
+from coordinator.services.work_stream import WorkOpening, WorkStream
 from leasekeeper.v1 import job_service_pb2_grpc, worker_service_pb2_grpc
 
 
@@ -76,6 +79,15 @@ class ScriptedSubscription(Scripted):
             self.closed += 1
 
 
+class NoStreams:
+    """Opens no stream of a worker."""
+
+    @asynccontextmanager
+    async def open(self, namespace: str, opening: WorkOpening) -> AsyncGenerator[WorkStream, None]:
+        raise RequestError(Reason.TOO_MANY_REQUESTS, "there are no streams here")
+        yield
+
+
 @dataclass
 class Served:
     """A running server with its fakes and stubs."""
@@ -96,6 +108,7 @@ async def served(
     tokens: TokenTable | None = None,
     guard_config: GuardConfig | None = None,
     opened: bool = True,
+    streams: WorkStreamsPort | None = None,
 ) -> AsyncIterator[Served]:
     """A server on a free port; everything of it has ended afterwards."""
     use, subscription = Scripted(), ScriptedSubscription()
@@ -109,9 +122,17 @@ async def served(
         CallLimits(),
     )
     workers = WorkerServicer(
-        WorkerUseCases(sessions=use, dispatch=use, settlement=use),
+        WorkerUseCases(sessions=use, dispatch=use, settlement=use),  # type: ignore[arg-type]
         SystemClock(),
-        CallLimits(),  # type: ignore[arg-type]
+        CallLimits(),
+        WorkServicer(
+            streams or NoStreams(),
+            use,  # type: ignore[arg-type]
+            use,  # type: ignore[arg-type]
+            SystemClock(),
+            PlainEntropy(),
+            coordinator_id="c1",
+        ),
     )
     server = RpcServer(ListenConfig(address="127.0.0.1:0"))
     server.bind()

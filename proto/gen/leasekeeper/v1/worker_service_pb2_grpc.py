@@ -92,6 +92,11 @@ class WorkerServiceStub(object):
                 request_serializer=leasekeeper_dot_v1_dot_worker__service__pb2.SaveCheckpointRequest.SerializeToString,
                 response_deserializer=leasekeeper_dot_v1_dot_worker__service__pb2.SaveCheckpointResponse.FromString,
                 _registered_method=True)
+        self.Work = channel.stream_stream(
+                '/leasekeeper.v1.WorkerService/Work',
+                request_serializer=leasekeeper_dot_v1_dot_worker__service__pb2.WorkRequest.SerializeToString,
+                response_deserializer=leasekeeper_dot_v1_dot_worker__service__pb2.WorkResponse.FromString,
+                _registered_method=True)
 
 
 class WorkerServiceServicer(object):
@@ -201,6 +206,21 @@ class WorkerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Work(self, request_iterator, context):
+        """All of a worker's traffic on one stream: credits, settlements and beats up; claims, verdicts and requests to stop down. The
+        first message opens it. A stream that breaks takes nothing with it: claims stay with the session, what was not answered is
+        settled again on the next stream (or by SettleJobs), and a claim that was under way is found by the beats that leave it out.
+        A session has one stream at a coordinator: a newer one ends the older (TOO_MANY_REQUESTS). Who half-closes gets the
+        answers that are under way, and no more claims.
+
+        INVALID_ARGUMENT: VALIDATION_FAILED (no `open` first, or a second one; lanes, credits). NOT_FOUND: SESSION_NOT_FOUND.
+        FAILED_PRECONDITION: SESSION_FULL. UNAVAILABLE: DRAINING, NOT_READY, ETCD_UNAVAILABLE (open another stream, elsewhere).
+        RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS (too many streams, or a reader that is too slow).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_WorkerServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -253,6 +273,11 @@ def add_WorkerServiceServicer_to_server(servicer, server):
                     servicer.SaveCheckpoint,
                     request_deserializer=leasekeeper_dot_v1_dot_worker__service__pb2.SaveCheckpointRequest.FromString,
                     response_serializer=leasekeeper_dot_v1_dot_worker__service__pb2.SaveCheckpointResponse.SerializeToString,
+            ),
+            'Work': grpc.stream_stream_rpc_method_handler(
+                    servicer.Work,
+                    request_deserializer=leasekeeper_dot_v1_dot_worker__service__pb2.WorkRequest.FromString,
+                    response_serializer=leasekeeper_dot_v1_dot_worker__service__pb2.WorkResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -533,6 +558,33 @@ class WorkerService(object):
             '/leasekeeper.v1.WorkerService/SaveCheckpoint',
             leasekeeper_dot_v1_dot_worker__service__pb2.SaveCheckpointRequest.SerializeToString,
             leasekeeper_dot_v1_dot_worker__service__pb2.SaveCheckpointResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Work(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/leasekeeper.v1.WorkerService/Work',
+            leasekeeper_dot_v1_dot_worker__service__pb2.WorkRequest.SerializeToString,
+            leasekeeper_dot_v1_dot_worker__service__pb2.WorkResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -123,6 +123,21 @@ class WorkerServiceStub:
     FAILED_PRECONDITION: CLAIM_LOST. NOT_FOUND: JOB_NOT_FOUND.
     """
 
+    Work: grpc.StreamStreamMultiCallable[
+        leasekeeper.v1.worker_service_pb2.WorkRequest,
+        leasekeeper.v1.worker_service_pb2.WorkResponse,
+    ]
+    """All of a worker's traffic on one stream: credits, settlements and beats up; claims, verdicts and requests to stop down. The
+    first message opens it. A stream that breaks takes nothing with it: claims stay with the session, what was not answered is
+    settled again on the next stream (or by SettleJobs), and a claim that was under way is found by the beats that leave it out.
+    A session has one stream at a coordinator: a newer one ends the older (TOO_MANY_REQUESTS). Who half-closes gets the
+    answers that are under way, and no more claims.
+
+    INVALID_ARGUMENT: VALIDATION_FAILED (no `open` first, or a second one; lanes, credits). NOT_FOUND: SESSION_NOT_FOUND.
+    FAILED_PRECONDITION: SESSION_FULL. UNAVAILABLE: DRAINING, NOT_READY, ETCD_UNAVAILABLE (open another stream, elsewhere).
+    RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS (too many streams, or a reader that is too slow).
+    """
+
 class WorkerServiceAsyncStub:
     """Sessions, claims and settlements.
 
@@ -226,6 +241,21 @@ class WorkerServiceAsyncStub:
 
     INVALID_ARGUMENT: PAYLOAD_TOO_LARGE (256 KiB).
     FAILED_PRECONDITION: CLAIM_LOST. NOT_FOUND: JOB_NOT_FOUND.
+    """
+
+    Work: grpc.aio.StreamStreamMultiCallable[
+        leasekeeper.v1.worker_service_pb2.WorkRequest,
+        leasekeeper.v1.worker_service_pb2.WorkResponse,
+    ]
+    """All of a worker's traffic on one stream: credits, settlements and beats up; claims, verdicts and requests to stop down. The
+    first message opens it. A stream that breaks takes nothing with it: claims stay with the session, what was not answered is
+    settled again on the next stream (or by SettleJobs), and a claim that was under way is found by the beats that leave it out.
+    A session has one stream at a coordinator: a newer one ends the older (TOO_MANY_REQUESTS). Who half-closes gets the
+    answers that are under way, and no more claims.
+
+    INVALID_ARGUMENT: VALIDATION_FAILED (no `open` first, or a second one; lanes, credits). NOT_FOUND: SESSION_NOT_FOUND.
+    FAILED_PRECONDITION: SESSION_FULL. UNAVAILABLE: DRAINING, NOT_READY, ETCD_UNAVAILABLE (open another stream, elsewhere).
+    RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS (too many streams, or a reader that is too slow).
     """
 
 class WorkerServiceServicer(metaclass=abc.ABCMeta):
@@ -351,6 +381,23 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
 
         INVALID_ARGUMENT: PAYLOAD_TOO_LARGE (256 KiB).
         FAILED_PRECONDITION: CLAIM_LOST. NOT_FOUND: JOB_NOT_FOUND.
+        """
+
+    @abc.abstractmethod
+    def Work(
+        self,
+        request_iterator: _MaybeAsyncIterator[leasekeeper.v1.worker_service_pb2.WorkRequest],
+        context: _ServicerContext,
+    ) -> typing.Union[collections.abc.Iterator[leasekeeper.v1.worker_service_pb2.WorkResponse], collections.abc.AsyncIterator[leasekeeper.v1.worker_service_pb2.WorkResponse]]:
+        """All of a worker's traffic on one stream: credits, settlements and beats up; claims, verdicts and requests to stop down. The
+        first message opens it. A stream that breaks takes nothing with it: claims stay with the session, what was not answered is
+        settled again on the next stream (or by SettleJobs), and a claim that was under way is found by the beats that leave it out.
+        A session has one stream at a coordinator: a newer one ends the older (TOO_MANY_REQUESTS). Who half-closes gets the
+        answers that are under way, and no more claims.
+
+        INVALID_ARGUMENT: VALIDATION_FAILED (no `open` first, or a second one; lanes, credits). NOT_FOUND: SESSION_NOT_FOUND.
+        FAILED_PRECONDITION: SESSION_FULL. UNAVAILABLE: DRAINING, NOT_READY, ETCD_UNAVAILABLE (open another stream, elsewhere).
+        RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS (too many streams, or a reader that is too slow).
         """
 
 def add_WorkerServiceServicer_to_server(servicer: WorkerServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
