@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from coordinator.core.copying import changed
 from coordinator.core.effects import Slot
 from coordinator.core.fencing import make_token, split_token
+from coordinator.core.follow_ups import Standing
 from coordinator.core.job import Claim, Job
 from coordinator.core.machine import Guard
 from coordinator.errors import CodecError, NotApplied
@@ -207,9 +208,15 @@ class TxnCodec:
                 raise NotApplied("another process leads the sweeps")
             compares.append(leads)
         if operation.also:
+            given_up = frozenset(lanes[1:])
             for follow_up in operation.also:
                 added, _ = self.describe(follow_up)
-                if not {*lanes}.issuperset(added.lanes[1:]):
+                record, *unique = added.lanes
+                if operation.guards_also:
+                    compares.append(wire.create_eq(record, 0))
+                    compares += [wire.create_eq(key, 0) for key in unique if key not in given_up]
+                    elses += map(wire.get, added.lanes)
+                elif not given_up.issuperset(unique):
                     raise ValueError("no guard compares a unique key but that which the parent gives up")
                 lanes += added.lanes
                 thens += added.thens
@@ -349,8 +356,9 @@ class TxnCodec:
             witness = one(responses[at])
             session_gone = witness is None or witness.lease != int(operation.claim.session, 16)
             at += 1
+        also, until = self._standing(operation, responses)
         owner = ""
-        for response in responses[at:]:
+        for response in responses[at:until]:
             kv = one(response)
             if kv is not None and not owner:
                 owner = decode_unique(kv.value)
@@ -362,7 +370,28 @@ class TxnCodec:
             claim=claim,
             unique_owner=owner,
             session_gone=session_gone,
+            also=also,
         )
+
+    def _standing(
+        self, operation: Operation, responses: Sequence[ResponseOp]
+    ) -> tuple[tuple[Standing, ...], int]:
+        """What stands where guarded follow-ups want to be, and where among ``responses`` that begins."""
+        if not operation.guards_also:
+            return (), len(responses)
+        jobs = [_job(follow_up) for follow_up in operation.also]
+        at = until = len(responses) - sum(2 if job.terms.unique_key else 1 for job in jobs)
+        found: list[Standing] = []
+        for job in jobs:
+            stored = self._stored(self._space.namespace(job.namespace), one(responses[at]))
+            at += 1
+            owner = ""
+            if job.terms.unique_key:
+                kv = one(responses[at])
+                at += 1
+                owner = decode_unique(kv.value) if kv is not None else ""
+            found.append(Standing(job=stored.job if stored is not None else None, unique_owner=owner))
+        return tuple(found), until
 
     def claim_of(self, kv: KeyValue | None) -> Claim | None:
         """The claim at a ``claim/`` key, with its token."""

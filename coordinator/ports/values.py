@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from coordinator.core.copying import quick
 from coordinator.core.effects import Usual, Write, effects, usual
+from coordinator.core.follow_ups import Standing
 from coordinator.core.job import Claim, Job, Progress
 from coordinator.core.machine import Guard
 from coordinator.core.rank import Rank
@@ -75,7 +76,9 @@ class Operation:
     ``usual`` transition needs no list. ``token`` is
     compared under Guard.HELD. ``claim`` is put by a claim; its session's witness is compared. ``want_spec``
     and ``want_checkpoint`` read them in the same Txn if it wins. ``also`` are submissions of other jobs that
-    are written if it wins, under its guard alone: their ids follow from what the guard compares.
+    are written if it wins. Under its guard alone, for their ids follow from what the guard compares; with
+    ``guards_also`` it wins only if none of them is there and their unique keys are free, or are those that
+    its own job gives up by it.
     """
 
     __slots__ = (
@@ -89,6 +92,7 @@ class Operation:
         "claim",
         "deadline",
         "guard",
+        "guards_also",
         "spec",
         "token",
         "usual",
@@ -113,6 +117,7 @@ class Operation:
         want_checkpoint: bool = False,
         as_leader: bool = False,
         also: tuple[Operation, ...] = (),
+        guards_also: bool = False,
     ) -> None:
         self.guard = guard
         self.before = before
@@ -128,6 +133,7 @@ class Operation:
         self.want_checkpoint = want_checkpoint
         self.as_leader = as_leader
         self.also = also
+        self.guards_also = guards_also
         self.usual: Usual | None = None
         if not as_leader and writes is None and not also:
             job = None if before is None else before.job
@@ -150,7 +156,8 @@ class Commit:
     the claim that it made, if it made one, ``spec`` and ``checkpoint`` what was asked for. If it lost:
     ``stored``, ``claim`` and ``unique_owner`` are what stands there instead; after an unknown outcome
     (``resent``) that may be our own first try, and the caller looks for its nonce, digest or token.
-    ``session_gone``: the session's witness is not on its lease.
+    ``session_gone``: the session's witness is not on its lease. ``also``: what stands in the way of each
+    job of an operation that guards them, in their order.
     """
 
     won: bool
@@ -163,6 +170,7 @@ class Commit:
     checkpoint: Checkpoint | None = None
     unique_owner: str = ""
     session_gone: bool = False
+    also: tuple[Standing, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

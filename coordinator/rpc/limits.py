@@ -16,6 +16,8 @@ __all__ = [
     "DEFAULT_RECONCILE_ACTIONS",
     "DEFAULT_REDRIVEN_JOBS",
     "FAILURE_TYPE_BYTES",
+    "FOLLOW_UPS",
+    "FOLLOW_UP_BYTES",
     "HELD_CLAIMS",
     "IDENTITY_BYTES",
     "ID_BYTES",
@@ -62,6 +64,12 @@ ROLLBACK_PAYLOAD_BYTES: Final = 4 << 10
 
 PROGRESS_NOTE_BYTES: Final = 4096 - 16
 """4 KiB a Progress message, less its ratio and tags."""
+
+FOLLOW_UPS: Final = 20
+"""As many as a completion can take along within the 127 compares or writes of one etcd operation."""
+
+FOLLOW_UP_BYTES: Final = 256 << 10
+"""All follow-ups of one completion, as encoded `JobSpec`s."""
 
 ID_BYTES: Final = 256
 REQUEST_ID_BYTES: Final = 128

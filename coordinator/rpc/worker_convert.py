@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from coordinator.core.commands import Complete, Fail, Release, Settlement
 from coordinator.errors import RequestError
-from coordinator.rpc.convert import cut_text, duration, job_state, progress_of, timestamp
+from coordinator.rpc.convert import cut_text, duration, job_state, new_job, progress_of, timestamp
 from coordinator.rpc.field_checks import duration_ms
 from coordinator.rpc.limits import CallLimits
 from coordinator.rpc.status import to_status
@@ -18,6 +18,7 @@ from coordinator.services.api import (
     ClaimedJob,
     ClaimQuery,
     HeldClaim,
+    NewJob,
     NewSession,
     OpenedSession,
     Settle,
@@ -31,6 +32,7 @@ __all__ = [
     "claim_query",
     "complete",
     "fail",
+    "follow_ups",
     "heartbeat_response",
     "new_session",
     "open_session_response",
@@ -158,6 +160,11 @@ def complete(token: int, how: pb.CompleteJobRequest | pb.Completion) -> Complete
     return Complete(token=token, digest=b"", result=how.result, result_content_type=how.result_content_type)
 
 
+def follow_ups(how: pb.CompleteJobRequest | pb.Completion) -> tuple[NewJob, ...]:
+    """The jobs that a completion submits, if any."""
+    return tuple(new_job(spec, item) for item, spec in enumerate(how.follow_ups)) if how.follow_ups else ()
+
+
 def fail(token: int, how: pb.FailJobRequest | pb.FailureSettlement) -> Fail:
     """A failure; its message is cut to 512 bytes."""
     return Fail(
@@ -181,8 +188,8 @@ def settle(item: pb.Settlement) -> Settle:
     how, token = item.WhichOneof("how"), item.fencing_token
     command: Settlement
     if how == "complete":
-        command = complete(token, item.complete)
-    elif how == "fail":
+        return Settle(item.job_id, complete(token, item.complete), follow_ups(item.complete))
+    if how == "fail":
         command = fail(token, item.fail)
     else:
         command = release(token, item.release)

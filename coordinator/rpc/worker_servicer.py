@@ -8,7 +8,6 @@ from typing import Any, Protocol
 
 from google.protobuf.duration_pb2 import Duration
 
-from coordinator.core.commands import Settlement
 from coordinator.core.job import Progress
 from coordinator.errors import RequestError
 from coordinator.ports import Clock
@@ -154,21 +153,22 @@ class WorkerServicer:
         """CompleteJob."""
         validation.check_complete(request)
         command = convert.complete(request.fencing_token, request)
-        settled = await self._settle_one(request.namespace, request.job_id, command, deadline)
+        settle = Settle(request.job_id, command, convert.follow_ups(request))
+        settled = await self._settle_one(request.namespace, settle, deadline)
         return pb.CompleteJobResponse(state=job_state(settled.state))
 
     async def fail_job(self, request: pb.FailJobRequest, deadline: float) -> pb.FailJobResponse:
         """FailJob."""
         validation.check_fail(request)
         command = convert.fail(request.fencing_token, request)
-        settled = await self._settle_one(request.namespace, request.job_id, command, deadline)
+        settled = await self._settle_one(request.namespace, Settle(request.job_id, command), deadline)
         return pb.FailJobResponse(state=job_state(settled.state), ready_time=timestamp(settled.ready_ms))
 
     async def release_job(self, request: pb.ReleaseJobRequest, deadline: float) -> pb.ReleaseJobResponse:
         """ReleaseJob."""
         validation.check_release(request)
         command = convert.release(request.fencing_token, request)
-        settled = await self._settle_one(request.namespace, request.job_id, command, deadline)
+        settled = await self._settle_one(request.namespace, Settle(request.job_id, command), deadline)
         return pb.ReleaseJobResponse(state=job_state(settled.state), ready_time=timestamp(settled.ready_ms))
 
     async def settle_jobs(self, request: pb.SettleJobsRequest, deadline: float) -> pb.SettleJobsResponse:
@@ -206,10 +206,8 @@ class WorkerServicer:
         )
         return pb.SaveCheckpointResponse(stored=stored)
 
-    async def _settle_one(self, namespace: str, job_id: str, command: Settlement, deadline: float) -> Settled:
-        [outcome] = await self._settlement.settle(
-            namespace_of(namespace), [Settle(job_id, command)], deadline
-        )
+    async def _settle_one(self, namespace: str, item: Settle, deadline: float) -> Settled:
+        [outcome] = await self._settlement.settle(namespace_of(namespace), [item], deadline)
         if isinstance(outcome, RequestError):
             raise outcome
         return outcome

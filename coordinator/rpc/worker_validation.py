@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from google.protobuf.duration_pb2 import Duration
 
 from coordinator.errors import Reason, RequestError
@@ -20,7 +22,7 @@ from coordinator.rpc.field_checks import (
     check_well_formed,
 )
 from coordinator.rpc.limits import CallLimits
-from coordinator.rpc.validation import check_request_id
+from coordinator.rpc.validation import check_job, check_request_id
 from leasekeeper.v1 import types_pb2 as types
 from leasekeeper.v1 import worker_service_pb2 as pb
 
@@ -162,8 +164,8 @@ def check_claim(request: pb.ClaimJobRequest, call_limits: CallLimits) -> None:
     found.check()
 
 
-def _complete(found: Violations, result: bytes, content_type: str) -> None:
-    size = len(result)
+def _complete(found: Violations, job_id: str, how: pb.CompleteJobRequest | pb.Completion) -> None:
+    size, content_type = len(how.result), how.result_content_type
     if size > limits.RESULT_BYTES:
         found.add_special(
             Reason.RESULT_TOO_LARGE,
@@ -174,6 +176,37 @@ def _complete(found: Violations, result: bytes, content_type: str) -> None:
         )
     if content_type:
         check_text(found, "result_content_type", content_type, limits.CONTENT_TYPE_BYTES)
+    if how.follow_ups:
+        _follow_ups(found, job_id, how.follow_ups)
+
+
+def _follow_ups(found: Violations, job_id: str, jobs: Sequence[types.JobSpec]) -> None:
+    if not check_count(found, "follow_ups", len(jobs), 0, limits.FOLLOW_UPS):
+        return
+    size = sum(job.ByteSize() for job in jobs)
+    if size > limits.FOLLOW_UP_BYTES:
+        found.add_special(
+            Reason.PAYLOAD_TOO_LARGE,
+            "follow_ups",
+            f"are {size} bytes in all, the limit is {limits.FOLLOW_UP_BYTES}",
+            size=size,
+            limit=limits.FOLLOW_UP_BYTES,
+        )
+    outer = found.place
+    ids: dict[str, int] = {}
+    keys: dict[tuple[str, str], int] = {}
+    for index, job in enumerate(jobs):
+        path = f"follow_ups[{index}]"
+        found.place = f"{outer}.{path}" if outer else path
+        check_job(found, job)
+        found.place = outer
+        if job.job_id and job.job_id == job_id:
+            found.add(f"{path}.job_id", "is the id of the job that completes")
+        elif job.job_id and ids.setdefault(job.job_id, index) != index:
+            found.add(f"{path}.job_id", f"is the same as follow_ups[{ids[job.job_id]}].job_id")
+        unique = (job.queue, job.unique_key)
+        if job.unique_key and keys.setdefault(unique, index) != index:
+            found.add(f"{path}.unique_key", f"is the same as follow_ups[{keys[unique]}].unique_key")
 
 
 def _fail(found: Violations, how: pb.FailJobRequest | pb.FailureSettlement) -> None:
@@ -192,7 +225,7 @@ def check_complete(request: pb.CompleteJobRequest) -> None:
     found = _start(request.namespace)
     check_id(found, "job_id", request.job_id)
     check_token(found, "fencing_token", request.fencing_token)
-    _complete(found, request.result, request.result_content_type)
+    _complete(found, request.job_id, request)
     found.check()
 
 
@@ -232,7 +265,7 @@ def _settlement(index: int, item: pb.Settlement) -> RequestError | None:
         return found.error()
     found.place = f"{found.place}.{how}"
     if how == "complete":
-        _complete(found, item.complete.result, item.complete.result_content_type)
+        _complete(found, item.job_id, item.complete)
     elif how == "fail":
         _fail(found, item.fail)
     else:

@@ -200,10 +200,14 @@ class WatchedJob:
 @quick
 @dataclass(frozen=True, slots=True)
 class Settle:
-    """One settlement of a job; its token and digest are inside ``command``."""
+    """One settlement of a job; its token and digest are inside ``command``.
+
+    ``follow_ups`` are submitted with a completion, all or none.
+    """
 
     job_id: str
     command: Settlement
+    follow_ups: tuple[NewJob, ...] = ()
 
 
 @quick

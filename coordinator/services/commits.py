@@ -25,14 +25,17 @@ def operation_of(
     want_spec: bool = False,
     want_checkpoint: bool = False,
     as_leader: bool = False,
+    follow_ups: tuple[Operation, ...] = (),
 ) -> Operation:
     """The operation that commits ``decision``, which was based on ``before``. See ``ports.Operation``.
 
-    A job that becomes DEAD or QUARANTINED takes its rollback job with it, whoever decided that.
+    ``follow_ups`` are submissions that are committed with it, all or none. A job that becomes DEAD or
+    QUARANTINED takes its rollback job with it, whoever decided that.
     """
     after = decision.job
-    also: tuple[Operation, ...] = ()
+    also = follow_ups
     if after is not None and after.terms.rollback is not None and after.state in FAILED:
+        assert not follow_ups, "a job that has failed has no follow-ups"
         after, also = _with_rollback(before, after, deadline)
     return Operation(
         guard=decision.guard,
@@ -48,6 +51,7 @@ def operation_of(
         want_checkpoint=want_checkpoint,
         as_leader=as_leader,
         also=also,
+        guards_also=bool(follow_ups),
     )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from hashlib import sha256
 from typing import Final
@@ -102,13 +102,17 @@ def _rollback_parts(rollback: Rollback) -> tuple[bytes, ...]:
     return (rollback.payload, struct.pack(">q", rollback.priority), *map(str.encode, texts))
 
 
-def settlement_digest(command: Settlement) -> bytes:
-    """16 bytes over what a worker said of an attempt's end.
+def settlement_digest(command: Settlement, follow_ups: Sequence[NewJob] = ()) -> bytes:
+    """16 bytes over what a worker said of an attempt's end, its follow-up jobs among it.
 
-    Token and progress are no part of it: a repeat may know more of the progress.
+    Token and progress are no part of it: a repeat may know more of the progress. A completion without
+    follow-ups has the digest that it had before there were any.
     """
     if isinstance(command, Complete):
         parts = (command.result, command.result_content_type.encode())
+        if follow_ups:
+            said = (part for job in follow_ups for part in (job.job_id.encode(), job_digest(job)))
+            return _fold(b"lk-complete-2", *parts, *said)[:_DIGEST_BYTES]
         return _fold(b"lk-complete-1", *parts)[:_DIGEST_BYTES]
     if isinstance(command, Fail):
         delay = command.retry_delay_ms

@@ -33,8 +33,10 @@ from coordinator.services.api import Settle, Settled
 from coordinator.services.commits import commit_each, operation_of
 from coordinator.services.digests import settlement_digest
 from coordinator.services.fencing import FutureTokens, check_present, check_token, is_foreign
+from coordinator.services.follow_ups import FollowUps
 from coordinator.services.late_calls import CHECKPOINT, SETTLEMENT
 from coordinator.services.storage_errors import RETRY_MS, refused
+from coordinator.services.submission import pairs_of
 
 __all__ = ["HeldJobs", "SettlementConfig", "SettlementService"]
 
@@ -70,6 +72,7 @@ class _Case:
     stored: Stored | None = None
     claim: Claim | None = None
     known: bool = False
+    follow_ups: FollowUps | None = None
 
 
 _Result = Settled | RequestError
@@ -141,7 +144,10 @@ class SettlementService:
             seen[item.job_id] = wave + 1
             if wave == len(waves):
                 waves.append([])
-            waves[wave].append(self._case(namespace, index, item))
+            try:
+                waves[wave].append(self._case(namespace, index, item))
+            except RequestError as refusal:
+                results[index] = refusal
         for cases in waves:
             await self._settle_cases(namespace, cases, results, deadline)
         return [result for result in results if result is not None]
@@ -200,13 +206,23 @@ class SettlementService:
         progress = command.progress
         if progress is None:
             progress = self._holders.progress(namespace, job_id)
-        digest = command.digest or settlement_digest(command)
+        digest = command.digest or settlement_digest(command, item.follow_ups)
         if isinstance(command, Fail):
             jitter = self._entropy.fraction()
             command = changed(command, digest=digest, progress=progress, jitter_number=jitter)
         elif digest is not command.digest or progress is not command.progress:
             command = changed(command, digest=digest, progress=progress)
-        return _Case(index, job_id, command, is_foreign(self._present, command.token))
+        case = _Case(index, job_id, command, is_foreign(self._present, command.token))
+        if item.follow_ups:
+            case.follow_ups = FollowUps(
+                namespace,
+                job_id,
+                command.token,
+                item.follow_ups,
+                submit_ms=self._clock.now_ms(),
+                counter=self._entropy.counter,
+            )
+        return case
 
     async def _settle_cases(
         self, namespace: str, cases: list[_Case], results: list[_Result | None], deadline: float
@@ -216,6 +232,7 @@ class SettlementService:
             remembered = self._holders.running(namespace, case.job_id)
             if remembered is not None and remembered[1].token == case.command.token and not case.foreign:
                 case.stored, case.claim = remembered
+        await self._register_types(namespace, cases, results, deadline)
         for _ in range(self._config.max_rounds):
             await self._read_unknown(namespace, cases, results, deadline)
             operations: list[tuple[_Case, Operation]] = []
@@ -240,6 +257,8 @@ class SettlementService:
                         self._notices.publish(_notice(case, operation.after))
                 else:
                     case.stored, case.claim, case.known = commit.stored, commit.claim, True
+                    if case.follow_ups is not None:
+                        case.follow_ups.met(commit.also)
                     cases.append(case)
             if not cases:
                 return
@@ -250,6 +269,19 @@ class SettlementService:
                 metadata={"job_id": case.job_id},
                 retry_after_ms=RETRY_MS,
             )
+
+    async def _register_types(
+        self, namespace: str, cases: Sequence[_Case], results: list[_Result | None], deadline: float
+    ) -> None:
+        """Whoever lists the types of a queue shall find those of its follow-ups."""
+        for case in cases:
+            if case.follow_ups is None:
+                continue
+            try:
+                for queue, type_ in pairs_of(case.follow_ups.jobs):
+                    await self._store.register_type(namespace, queue, type_, deadline=deadline)
+            except StorageError as error:
+                results[case.index] = refused(error, {"job_id": case.job_id})
 
     async def _read_unknown(
         self, namespace: str, cases: Sequence[_Case], results: list[_Result | None], deadline: float
@@ -291,7 +323,7 @@ class SettlementService:
         outcome = decide(job, case.claim, case.command, self._clock.now_ms())
         if isinstance(outcome, Decision):
             assert stored is not None, "only a job that is there is settled"
-            operations.append((case, operation_of(stored, outcome, deadline, token=case.command.token)))
+            self._enlist(case, stored, outcome, results, operations, deadline)
         elif isinstance(outcome, Replay):
             attempt = outcome.attempt
             assert attempt.state_after is not None, "an attempt that has ended knows what became of the job"
@@ -304,6 +336,27 @@ class SettlementService:
         else:
             assert isinstance(outcome, Unchanged)
             results[case.index] = Settled(case.job_id, outcome.job.state, 0)
+
+    def _enlist(
+        self,
+        case: _Case,
+        stored: Stored,
+        decision: Decision,
+        results: list[_Result | None],
+        operations: list[tuple[_Case, Operation]],
+        deadline: float,
+    ) -> None:
+        """Add the operation of ``decision`` with its follow-ups, or say why these cannot be."""
+        follow_ups: tuple[Operation, ...] | Refusal = ()
+        if case.follow_ups is not None:
+            follow_ups = case.follow_ups.operations(stored.job, self._clock.now_ms(), deadline)
+        if isinstance(follow_ups, Refusal):
+            results[case.index] = RequestError(
+                follow_ups.reason, follow_ups.message, metadata=follow_ups.metadata
+            )
+            return
+        operation = operation_of(stored, decision, deadline, token=case.command.token, follow_ups=follow_ups)
+        operations.append((case, operation))
 
 
 def _notice(case: _Case, job: Job) -> Notice:

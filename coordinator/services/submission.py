@@ -31,7 +31,7 @@ from coordinator.services.commits import commit_each, operation_of
 from coordinator.services.digests import job_digest, made_job_id, request_digest
 from coordinator.services.storage_errors import refused
 
-__all__ = ["Submission", "SubmissionConfig"]
+__all__ = ["Submission", "SubmissionConfig", "pairs_of"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class Submission:
             if not self._gauge.accepts_submissions:
                 await self._answer_repeats(namespace, items, results, deadline)
                 return [result for result in results if result is not None]
-            for queue, type_ in _pairs(jobs):
+            for queue, type_ in pairs_of(jobs):
                 await self._store.register_type(namespace, queue, type_, deadline=deadline)
         except StorageError as error:
             raise refused(error) from error
@@ -223,7 +223,7 @@ class Submission:
             )
 
 
-def _pairs(jobs: Sequence[NewJob]) -> dict[tuple[str, str], None]:
+def pairs_of(jobs: Sequence[NewJob]) -> dict[tuple[str, str], None]:
     """(queue, type) of the jobs and of their rollback jobs, which nobody submits."""
     pairs: dict[tuple[str, str], None] = {}
     for job in jobs:

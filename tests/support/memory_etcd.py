@@ -14,6 +14,7 @@ from typing import Any
 
 from coordinator.core.effects import Slot, Where
 from coordinator.core.fencing import make_token
+from coordinator.core.follow_ups import Standing
 from coordinator.core.job import Claim, Job
 from coordinator.core.machine import Guard
 from coordinator.errors import DeadlinePassed, NotApplied, OutcomeUnknown, TooManyRequests
@@ -310,7 +311,8 @@ class MemoryEtcd:
         assert op.before is not None, "every guard but ABSENT compares what was read"
         same = stored is not None and stored.revision == op.before.revision
         if op.guard is Guard.HELD:
-            return same and claim is not None and claim.token == op.token
+            held = same and claim is not None and claim.token == op.token
+            return held and (not op.guards_also or all(self._may_follow(op, also) for also in op.also))
         if op.guard is Guard.UNHELD:
             return same and claim is None
         if op.guard is Guard.SEEN:
@@ -331,6 +333,21 @@ class MemoryEtcd:
                     return str(entry.value)
         return ""
 
+    def _may_follow(self, op: Operation, also: Operation) -> bool:
+        given_up = {_key(w.where) for w in op.writes if w.where.slot is Slot.UNIQUE and not w.put}
+        wants = {_key(w.where) for w in also.writes if w.where.slot is Slot.UNIQUE}
+        return self.stored(*_identity(also)) is None and not any(key in self.keys for key in wants - given_up)
+
+    def _standing(self, op: Operation) -> tuple[Standing, ...]:
+        if not op.guards_also:
+            return ()
+        found = []
+        for also in op.also:
+            stored = self.stored(*_identity(also))
+            job = stored.job if stored is not None else None
+            found.append(Standing(job=job, unique_owner=self._unique_owner(also)))
+        return tuple(found)
+
     def _lost(self, op: Operation) -> Commit:
         namespace, job_id = _identity(op)
         return Commit(
@@ -340,6 +357,7 @@ class MemoryEtcd:
             claim=self.claim(namespace, job_id),
             unique_owner=self._unique_owner(op) if op.guard in (Guard.ABSENT, Guard.REVIVE) else "",
             session_gone=op.claim is not None and not self._open(namespace, op.claim.session),
+            also=self._standing(op),
         )
 
     def _wanted(self, op: Operation) -> tuple[Spec | None, Checkpoint | None]:

@@ -248,6 +248,56 @@ def test_a_follow_up_takes_no_other_unique_key_as_no_guard_compares_it() -> None
         txn_codec().describe(both, 9)
 
 
+def guarded(*children: Operation) -> Operation:
+    return operation(Guard.HELD, RUNNING, DONE, token=TOKEN, also=children, guards_also=True)
+
+
+def test_a_guarded_follow_up_is_compared_for_absence_with_its_unique_key() -> None:
+    alone = txn_codec().describe(SETTLE, 9)[0]
+    together = txn_codec().describe(guarded(follow_up(unique="v"), follow_up("c2")), 9)[0]
+
+    own = (KEYS.state("child"), KEYS.unique("q", "v"), KEYS.state("c2"))
+    assert together.compares == (*alone.compares, *(wire.create_eq(key, 0) for key in own))
+    assert together.elses == (*alone.elses, *map(wire.get, own))
+    assert together.lanes == (*alone.lanes, *own)
+
+
+def test_the_unique_key_that_the_parent_gives_up_is_read_and_not_compared() -> None:
+    together = txn_codec().describe(guarded(follow_up(unique="u")), 9)[0]
+
+    assert wire.create_eq(KEYS.unique("q", "u"), 0) not in together.compares
+    assert together.elses[-1] == wire.get(KEYS.unique("q", "u"))
+
+
+def test_what_stands_in_the_way_of_guarded_follow_ups_is_told_in_their_order() -> None:
+    both = guarded(follow_up(unique="v"), follow_up("c2"))
+    value = codec.JobCodec().encode(RUNNING)
+    found = [
+        kv(KEYS.state("j"), value, 55),
+        nothing(),
+        nothing(),
+        kv(KEYS.unique("q", "v"), codec.encode_unique("x"), 7),
+        kv(KEYS.state("c2"), codec.JobCodec().encode(PENDING), 8),
+    ]
+    commit = txn_codec().lost(both, 99, found, False)
+
+    assert [(one.job is not None, one.unique_owner) for one in commit.also] == [(False, "x"), (True, "")]
+    assert commit.unique_owner == "", "that is of the operation's own job"
+
+
+def test_twenty_widest_follow_ups_fit_into_one_operation() -> None:
+    wide = replace(TERMS, queue_timeout_ms=1_000)
+    children = []
+    for n in range(20):
+        command = c.Submit(namespace="default", job_id=f"c{n}", terms=replace(wide, unique_key=f"k{n}"))
+        children.append(
+            operation(Guard.ABSENT, None, decided(None, None, command).job, spec=Spec(payload=b"p"))
+        )
+    entry = txn_codec().compile(guarded(*children), 9)
+
+    assert 100 < entry.width <= 127
+
+
 def test_an_operation_with_follow_ups_takes_no_template() -> None:
     both = Operation(
         guard=Guard.HELD,

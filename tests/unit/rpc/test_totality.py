@@ -113,7 +113,7 @@ def test_any_settlement(request: w.SettleJobsRequest) -> None:
         if not told(error):
             settle = worker_convert.settle(item)
             assert settle.command.token > 0
-            settlement_digest(settle.command)
+            settlement_digest(settle.command, settle.follow_ups)
 
 
 @settings(max_examples=300, deadline=None)

@@ -235,6 +235,23 @@ def test_several_jobs_of_a_batch_may_come_without_id() -> None:
     )
 
 
+def test_follow_ups_are_256_kib_in_all() -> None:
+    most = [b.job_spec(job_id=str(n), payload=b"p" * (64 << 10)) for n in range(4)]
+    error = refused(lambda: worker_validation.check_complete(b.complete(follow_ups=most)))
+
+    assert error.reason is Reason.PAYLOAD_TOO_LARGE
+    worker_validation.check_complete(b.complete(follow_ups=most[:3]))
+
+
+def test_a_bad_follow_up_of_a_batch_is_named_with_its_path() -> None:
+    how = w.Completion(follow_ups=[b.job_spec(type="")])
+    request = w.SettleJobsRequest(settlements=[w.Settlement(job_id="j", fencing_token=1, complete=how)])
+    [error] = worker_validation.check_settle_batch(request)
+
+    assert error is not None
+    assert [v.field for v in error.fields] == ["settlements[0].complete.follow_ups[0].type"]
+
+
 CHECKS: dict[type[Message], Callable[[Any], object]] = {
     j.GetJobRequest: validation.check_get,
     j.ListJobsRequest: validation.check_list,
@@ -318,6 +335,14 @@ BAD_CALLS: list[tuple[str, Message]] = [
         b.heartbeat(
             claims=[w.HeldClaim(job_id="x", fencing_token=1, progress=types.Progress(note="n" * 4096))]
         ),
+    ),
+    ("follow_ups", b.complete(follow_ups=[b.job_spec(job_id=str(n)) for n in range(21)])),
+    ("follow_ups[1].queue", b.complete(follow_ups=[b.job_spec(), b.job_spec(job_id="x", queue="Q")])),
+    ("follow_ups[1].job_id", b.complete(follow_ups=[b.job_spec(), b.job_spec()])),
+    ("follow_ups[0].job_id", b.complete(job_id="me", follow_ups=[b.job_spec(job_id="me")])),
+    (
+        "follow_ups[1].unique_key",
+        b.complete(follow_ups=[b.job_spec(job_id=n, unique_key="u") for n in "ab"]),
     ),
     ("request_id", b.claim_jobs(request_id="")),
     ("queues", b.claim_jobs(queues=[])),
