@@ -97,6 +97,8 @@ class Claimer:
         self._seams = seams
         # Since when the call under way waits for its answer, repeats included; for health checks.
         self.asking_since: float | None = None
+        # When it was sent last: young while coordinators are away, ever older in a loop that hangs.
+        self.tried_at = 0.0
 
     async def run(self) -> None:
         """Claim until the worker stops.
@@ -118,7 +120,7 @@ class Claimer:
                 ask = _Ask(*session, self._seams.identifier(), size)
                 pool.promised += size
                 jobs: Sequence[ClaimedJob] = ()
-                self.asking_since = self._seams.now()
+                self.asking_since = self.tried_at = self._seams.now()
                 try:
                     jobs = await self._ask(ask, stopping)
                 finally:
@@ -157,6 +159,7 @@ class Claimer:
             pass
 
     def _call(self, ask: _Ask, *, repeat: bool, wait: float, timeout: float | None = None) -> _Answer:
+        self.tried_at = self._seams.now()
         return self._calls.claim(
             request_id=ask.request_id,
             session_id=ask.session_id,

@@ -266,15 +266,32 @@ class ClaimBook:
                 self._claims.pop((claim.job.job_id, claim.job.fencing_token), None)
 
     def begun(self) -> list[str]:
-        """Return the ids of jobs whose handlers began, wherever they run, and are not settled yet."""
+        """Return the jobs, with their types, whose handlers began wherever they run and are not settled."""
         with self._lock:
-            return [claim.job.job_id for claim in self._claims.values() if claim.started]
+            begun = [claim.job for claim in self._claims.values() if claim.started]
+        return [f"{job.job_id} ({job.type})" for job in begun]
 
-    def running(self) -> list[str]:
-        """Return the ids of jobs whose handlers run on the event loop."""
+    def running(self, current: object) -> list[str]:
+        """Return the jobs whose handlers run on the event loop, with their types.
+
+        Args:
+            current: the task that the loop runs now. If it is a handler's, that one alone.
+        """
         with self._lock:
-            return [
-                claim.job.job_id
+            found = [
+                claim
                 for claim in self._claims.values()
                 if claim.phase is ClaimPhase.RUNNING and claim.started and claim.on_loop
             ]
+        culprits = [claim for claim in found if current is not None and claim.task is current]
+        return [f"{claim.job.job_id} ({claim.job.type})" for claim in culprits or found]
+
+    def lose_on_loop(self) -> list[HeldClaim]:
+        """Lose and drop what runs on the event loop, because it does not turn."""
+        lost: list[HeldClaim] = []
+        with self._lock:
+            for key, claim in list(self._claims.items()):
+                if claim.phase is ClaimPhase.RUNNING and claim.on_loop:
+                    self._lose(claim, lost, given_away=True)
+                    del self._claims[key]
+        return lost

@@ -238,7 +238,11 @@ class LockBook:
             if self._holds.get(hold.request_id) is hold:
                 del self._holds[hold.request_id]
 
-    def running(self) -> list[str]:
+    def lose_on_loop(self) -> list[HeldClaim]:
+        """Return nothing: locks belong to whoever asked for them, on whatever loop or thread that is."""
+        return []
+
+    def running(self, current: object = None) -> list[str]:
         """Return the names of the locks that are held."""
         with self._lock:
             return [

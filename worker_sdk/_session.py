@@ -17,6 +17,7 @@ from typing import Generic, Protocol, TypeVar
 from worker_sdk._claims import BeatEffects, HeldClaim
 from worker_sdk._machine import BeatPlan, backoff_delay, beat_interval, beat_timeout
 from worker_sdk._seams import Seams, default_identity
+from worker_sdk._stalls import StallWatch
 from worker_sdk._transport.beat_channel import BeatChannel
 from worker_sdk._transport.channel import repeatable
 from worker_sdk._work import BeatAnswer, BeatLine, Command, OpenedSession
@@ -28,6 +29,7 @@ __all__ = ["Book", "Session", "SessionListener"]
 _log = logging.getLogger("worker_sdk.session")
 _OPEN_TIMEOUT = 5.0
 _JOIN_GRACE = 2.0
+_RELEASE_TIMEOUT = 1.0
 
 
 H = TypeVar("H")
@@ -60,8 +62,11 @@ class Book(Protocol[H]):
     def lose_all(self) -> list[HeldClaim]:
         """The session has ended."""
 
-    def running(self) -> list[str]:
-        """What runs on the event loop, for a warning."""
+    def running(self, current: object) -> list[str]:
+        """What runs on the event loop, for a warning; what *current*, a task, runs comes alone."""
+
+    def lose_on_loop(self) -> list[HeldClaim]:
+        """Give up what runs on the event loop; the claims that somebody must be told of."""
 
     def begun(self) -> list[str]:
         """What was begun, for a warning."""
@@ -127,8 +132,10 @@ class Session(Generic[H]):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ended: asyncio.Future[None] | None = None
         self._thread: threading.Thread | None = None
-        self._turns_seen = (-1, 0.0)
-        self._stall_told = False
+        self._stalls = StallWatch(warn=config.stall_warning, limit=config.stall_limit)
+        self._last_sent: float | None = None
+        # The longest time between two confirmed beats that followed each other, seconds.
+        self.longest_gap = 0.0
 
     # On the event loop.
 
@@ -263,9 +270,10 @@ class Session(Generic[H]):
         interval = min(opened.heartbeat_interval or float("inf"), beat_interval(opened.ttl))
         plan = BeatPlan(now=sent + interval, interval=interval, endpoints=channel.endpoint_count)
         number = 0
+        self._last_sent = sent
         while not self._closing:
             self._expire()
-            self._warn_of_stall()
+            self._look_at_loop(channel)
             if self._sleep_until(min(plan.due, self._book.next_deadline(now()))):
                 plan.hurry(now())
             if now() < plan.due or self._closing:
@@ -297,6 +305,7 @@ class Session(Generic[H]):
                 self._tell_failure(plan, None)
                 continue
             plan.confirmed(sent=sent)
+            self._confirmed(sent)
             effects = self._book.confirm(generation, [claim for claim, _ in listed], answer, sent=sent)
             if effects:
                 self._post(self._listener.beat_answered, effects)
@@ -319,15 +328,36 @@ class Session(Generic[H]):
                 claim.set_lost()
             self._post(self._listener.beat_answered, BeatEffects(lost=lost))
 
-    def _warn_of_stall(self) -> None:
-        turns, at = self._turns_seen
-        now, seen = self._seams.now(), self._loop_turns()
-        if seen != turns:
-            self._turns_seen, self._stall_told = (seen, now), False
-        elif not self._stall_told and now - at > self._config.stall_warning:
-            self._stall_told = True
-            jobs = self._book.running()
-            _log.warning("the event loop has not turned for %.1f s; on it: %s", now - at, jobs[:10])
+    def _confirmed(self, sent: float) -> None:
+        if self._last_sent is not None:
+            self.longest_gap = max(self.longest_gap, sent - self._last_sent)
+        self._last_sent = sent
+
+    def _look_at_loop(self, channel: BeatChannel) -> None:
+        stall = self._stalls.look(self._loop_turns(), self._seams.now())
+        if stall is None or self._loop is None:
+            return
+        if stall.report:
+            _log.warning(
+                "the event loop has not turned for %.1f s; on it: %s",
+                stall.seconds,
+                self._book.running(asyncio.current_task(self._loop))[:10],
+            )
+        if stall.hopeless and self._config.on_stall == "release":
+            lost = self._book.lose_on_loop()
+            if lost:
+                self._release(channel, lost)
+
+    def _release(self, channel: BeatChannel, claims: list[HeldClaim]) -> None:
+        """Give back the jobs of a loop that does not turn; beats list them no more, whatever comes of it."""
+        _log.error("the event loop does not turn: %d jobs on it are given back", len(claims))
+        for claim in claims:
+            claim.set_lost()
+        self._post(self._listener.beat_answered, BeatEffects(lost=claims))
+        try:
+            channel.release([claim.job for claim in claims], timeout=_RELEASE_TIMEOUT)
+        except LeasekeeperError as error:
+            _log.warning("they were not given back at once, but will be after a TTL: %s", error)
 
     def _warn_of_standstill(self, late: float) -> None:
         """Say that this very thread woke *late* seconds after its time, as it does where nobody could run."""

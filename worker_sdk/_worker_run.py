@@ -12,6 +12,7 @@ from typing import Any
 from worker_sdk._claimer import Claimer, ClaimerConfig, Holder
 from worker_sdk._claims import BeatEffects, ClaimBook, HeldClaim
 from worker_sdk._handlers import HandlerTable
+from worker_sdk._health import HealthLimits, HealthWatch, judged
 from worker_sdk._machine import ClaimPhase
 from worker_sdk._processes import HandlerProcesses
 from worker_sdk._runner import Places, Pool, Runner
@@ -46,6 +47,8 @@ _MOST_LOOPS = 4
 _HURRIED_GRACE = 0.3
 _HURRIED_CLOSE = 0.8
 _CLAIMERS_GRACE = 1.0
+# More than a claim call may take, before its loop counts as stuck or its coordinators as away.
+_HEALTH_SLACK = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +82,7 @@ class WorkerRun:
         self._error: Exception | None = None
         self._asking: list[Claimer] = []
         self._turns = 0
+        self._turned_at = plan.seams.now()
         self._ticker: asyncio.TimerHandle | None = None
         self._book = ClaimBook()
         self._channel = CoordinatorChannel(plan.connection, plan.seams)
@@ -113,6 +117,20 @@ class WorkerRun:
         self._session = Session(
             plan.connection, self._config, self._book, self, lambda: self._turns, plan.seams
         )
+        config = self._config
+        self._health = HealthWatch(
+            self.health,
+            listen=config.health_listen,
+            file=config.health_file,
+            exit_after=config.exit_when_stuck_after,
+        )
+        wait = config.poll_wait + _HEALTH_SLACK
+        self._limits = HealthLimits(loop=config.stall_limit, tries=wait + timeouts.attempt, answers=wait)
+
+    @property
+    def health_address(self) -> str:
+        """``host:port`` of the health server, or empty."""
+        return self._health.address
 
     # The run.
 
@@ -128,6 +146,7 @@ class WorkerRun:
             signals.__enter__()
         self._tick()
         self._session.start()
+        self._health.start()
         try:
             async with asyncio.TaskGroup() as group:
                 settling = group.create_task(self._settler.run())
@@ -147,6 +166,8 @@ class WorkerRun:
             await self._session.close(_HURRIED_CLOSE if self._now.is_set() else self._close_timeout)
             await self._channel.close()
             self._places.close()
+            self._health.close()
+            self._stats.longest_beat_gap = max(self._stats.longest_beat_gap, self._session.longest_gap)
             signals.__exit__(None, None, None)
         if self._error is not None:
             raise self._error
@@ -182,7 +203,14 @@ class WorkerRun:
 
     def _tick(self) -> None:
         # The sign that the event loop turns, and with it the handlers on it.
+        now = self._seams.now()
+        if self._turns:
+            late = now - self._turned_at - _TURN_SECONDS
+            self._stats.longest_stall = max(self._stats.longest_stall, late)
+            if late > self._config.stall_warning:
+                _log.warning("the event loop turns again, after %.1f s", late)
         self._turns += 1
+        self._turned_at = now
         self._ticker = self._loop.call_later(_TURN_SECONDS, self._tick)
 
     async def _guard(self, claiming: Coroutine[Any, Any, None]) -> None:
@@ -199,14 +227,19 @@ class WorkerRun:
         self.stop()
 
     def health(self) -> WorkerHealth:
-        """How the worker does now."""
+        """How the worker does now; from any thread."""
         now = self._seams.now()
-        since = [c.asking_since for c in self._asking if c.asking_since is not None]
-        return WorkerHealth(
+        asking = [(c.asking_since, c.tried_at) for c in self._asking]
+        polls = [(now - since, now - tried) for since, tried in asking if since is not None]
+        health = WorkerHealth(
             session_safe_for=max(0.0, self._book.session_deadline - now),
-            oldest_poll=now - min(since) if since else None,
+            oldest_poll=max((poll for poll, _ in polls), default=None),
             running=self._runner.running,
+            loop_silent_for=max(0.0, now - self._turned_at - _TURN_SECONDS),
+            oldest_try=max((tried for _, tried in polls), default=None),
+            stopping=self._claim_no_more.is_set(),
         )
+        return judged(health, self._limits)
 
     # Stopping.
 

@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 from worker_sdk.errors import ConfigError
 
@@ -190,6 +190,13 @@ class WorkerConfig:
         handle_signals: SIGTERM and SIGINT stop the worker, where it runs in the main thread.
         stall_warning: a loop that did not turn, or a process that stood still, for so long is reported, with
             the jobs on it.
+        stall_limit: a loop that did not turn for so long is stuck: health is red, and `on_stall` follows.
+        on_stall: ``keep``: the jobs on a stuck loop stay claimed, and beats go on. ``release``: they go back
+            uncharged and run elsewhere; what still runs here has a stale token.
+        health_listen: ``host:port`` of an HTTP server with ``/livez`` and ``/readyz``; empty: none.
+        health_file: a file that is written anew each second while the worker is live; None: none.
+        exit_when_stuck_after: a worker that is not live for so long ends its process with exit code 70, so
+            that somebody starts it again; 0: never.
     """
 
     session_ttl: float = 10.0
@@ -204,6 +211,11 @@ class WorkerConfig:
     settle_give_up: float = 60.0
     handle_signals: bool = True
     stall_warning: float = 5.0
+    stall_limit: float = 30.0
+    on_stall: Literal["keep", "release"] = "keep"
+    health_listen: str = ""
+    health_file: Path | None = None
+    exit_when_stuck_after: float = 0.0
 
     def __post_init__(self) -> None:
         _require(
@@ -227,3 +239,17 @@ class WorkerConfig:
             value = getattr(self, name)
             _require(0 <= value < float("inf"), f"{name} is {value} s: must be finite and not negative")
         _require(self.stall_warning > 0, f"stall_warning is {self.stall_warning} s: must be above 0")
+        _require(self.stall_limit > 0, f"stall_limit is {self.stall_limit} s: must be above 0")
+        _require(
+            self.on_stall in ("keep", "release"),
+            f"on_stall is {self.on_stall!r}: must be 'keep' or 'release'",
+        )
+        _require(
+            self.exit_when_stuck_after >= 0,
+            f"exit_when_stuck_after is {self.exit_when_stuck_after} s: must not be negative",
+        )
+        host, _, port = self.health_listen.rpartition(":")
+        _require(
+            not self.health_listen or (bool(host) and port.isdecimal() and int(port) < 65536),
+            f"health_listen {self.health_listen!r} is not host:port",
+        )

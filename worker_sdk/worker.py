@@ -103,10 +103,15 @@ class Worker:
         return register
 
     def health(self) -> WorkerHealth:
-        """Return how the worker does now, for liveness checks. Call it on its loop."""
-        if self._run is None:
-            return WorkerHealth(session_safe_for=0.0, oldest_poll=None, running=0)
-        return self._run.health()
+        """Return how the worker does now, from any thread; see also `WorkerConfig.health_listen`."""
+        run = self._run
+        return WorkerHealth(not_ready=("the worker does not run",)) if run is None else run.health()
+
+    @property
+    def health_address(self) -> str:
+        """``host:port`` at which the health of a running worker is served, or empty."""
+        run = self._run
+        return "" if run is None else run.health_address
 
     async def run(self) -> None:
         """Work until stopped: by SIGTERM, SIGINT, `stop`, or the coordinator.

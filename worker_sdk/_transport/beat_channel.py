@@ -9,10 +9,10 @@ import grpc
 from google.protobuf.message import Message
 
 from worker_sdk._convert.status import from_rpc_failure
-from worker_sdk._convert.work import beat_from, beat_to, open_to, opened_from
-from worker_sdk._transport.methods import CLOSE_SESSION, HEARTBEAT, OPEN_SESSION, Method
+from worker_sdk._convert.work import beat_from, beat_to, open_to, opened_from, settlement_to
+from worker_sdk._transport.methods import CLOSE_SESSION, HEARTBEAT, OPEN_SESSION, SETTLE_JOBS, Method
 from worker_sdk._transport.options import channel_arguments, credentials, metadata
-from worker_sdk._work import BeatAnswer, BeatLine, OpenedSession
+from worker_sdk._work import BeatAnswer, BeatLine, ClaimedJob, OpenedSession, Released
 from worker_sdk.config import ConnectionConfig
 from worker_sdk.errors import DeadlineExceeded, LeasekeeperError, OutcomeUnknown, Unavailable
 
@@ -113,6 +113,16 @@ class BeatChannel:
             namespace=self._config.namespace, session_id=session_id, number=number, sent=sent, claims=claims
         )
         return beat_from(self._attempt(HEARTBEAT, request, timeout))
+
+    def release(self, jobs: Sequence[ClaimedJob], *, timeout: float) -> None:
+        """Give jobs back uncharged, once; what is not released by this is no error."""
+        request = SETTLE_JOBS.request(
+            namespace=self._config.namespace,
+            settlements=[
+                settlement_to(job.job_id, job.fencing_token, Released("worker_stalled")) for job in jobs
+            ],
+        )
+        self._attempt(SETTLE_JOBS, request, timeout)
 
     def close_session(self, *, session_id: str, request_id: str, timeout: float) -> int:
         """Close a session, once; return how many claims were given back."""
