@@ -10,6 +10,7 @@ from coordinator.core.rank import TARGET_WAIT_MS
 from coordinator.core.retry import RetryPolicy
 
 __all__ = [
+    "UNSET",
     "Contradiction",
     "QueueSettings",
     "QueueState",
@@ -39,6 +40,9 @@ class QueueSettings:
     heartbeat_timeout_ms: int = 0
 
 
+_DEFAULTS: Final = QueueSettings()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueState:
     """All that is stored of a queue.
@@ -47,11 +51,15 @@ class QueueState:
     empty if that call had no request id.
     """
 
-    settings: QueueSettings = QueueSettings()
+    settings: QueueSettings = _DEFAULTS
     paused: bool = False
     pause_reason: str = ""
     pause_ms: int = 0
     request_digest: bytes = b""
+
+
+UNSET: Final = QueueState()
+"""A queue that nobody has touched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +94,7 @@ def contradictions(settings: QueueSettings) -> tuple[Contradiction, ...]:
 
     Ranges of single settings are checked before, where the request is read.
     """
-    return tuple((*_waits(settings.target_wait_ms), *_timeouts(settings), *_delays(settings.retry)))
+    return (*_waits(settings.target_wait_ms), *_timeouts(settings), *_delays(settings.retry))
 
 
 def _waits(waits: tuple[int, ...]) -> Iterator[Contradiction]:

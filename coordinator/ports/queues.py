@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from coordinator.core.queue_settings import QueueState
+from coordinator.core.queue_settings import UNSET, QueueState
 
 __all__ = ["QueueChanges", "QueueStore", "QueueSwap", "StoredQueue"]
 
@@ -17,7 +17,7 @@ class StoredQueue:
     A record that cannot be decoded counts as the default, and a swap writes over it.
     """
 
-    state: QueueState = QueueState()
+    state: QueueState = UNSET
     revision: int = 0
 
 
