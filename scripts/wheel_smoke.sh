@@ -1,6 +1,6 @@
 #!/bin/sh
 # Tests the wheel, not the tree: builds it, installs it with the SDK's dependencies only into a fresh
-# environment, and imports the SDK there from another folder.
+# environment, imports the SDK there from another folder, and runs a worker.
 set -eu
 root=$(CDPATH='' cd -- "$(dirname -- "$0")/.." && pwd)
 work=$(mktemp -d)
@@ -15,3 +15,4 @@ sed -n 's/^\([A-Za-z0-9._-]*==[^ ;\\]*\).*/\1/p' constraints.txt >"$work/constra
 cd "$work"
 venv/bin/python -W error "$root/scripts/sdk_smoke.py"
 venv/bin/python -c 'import leasekeeper, worker_sdk; assert "site-packages" in worker_sdk.__file__'
+venv/bin/python "$root/scripts/worker_smoke.py" venv/bin/leasekeeper

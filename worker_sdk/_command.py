@@ -1,7 +1,8 @@
 """The console script ``leasekeeper``: runs workers itself, and finds all other commands by entry points.
 
 Exit codes of ``leasekeeper worker run``: 0 after a clean stop (signal, or told by the coordinator), 1 if the
-worker ended by an error, 2 for a wrong command line or target, 130 if a second signal cut the drain short.
+worker ended by an error, 2 for a wrong command line, target or setting, 70 if the worker was stuck and
+`WorkerConfig.exit_when_stuck_after` is set, 130 if a second signal cut the drain short.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from worker_sdk.errors import LeasekeeperError
+from worker_sdk._reload import run_reloading
+from worker_sdk.errors import ConfigError, LeasekeeperError
 
 if TYPE_CHECKING:
     from worker_sdk.worker import Worker
@@ -87,15 +90,25 @@ def _worker(given: list[str]) -> int:
     run.add_argument(
         "target", metavar="MODULE:ATTRIBUTE", help="a worker_sdk.Worker, or a function that makes one"
     )
-    run.add_argument("--drain-timeout", type=float, metavar="SECONDS", help="how long running jobs may go on")
+    run.add_argument(
+        "--queues", metavar="A,B=4", help="serve these in place of its own; with '=': slots of its own"
+    )
+    run.add_argument("--concurrency", type=int, metavar="N", help="slots that queues without '=' share")
+    run.add_argument(
+        "--drain-timeout", type=_seconds, metavar="SECONDS", help="how long running jobs may go on"
+    )
+    run.add_argument("--reload", action="store_true", help="start again when code below this folder changes")
     run.add_argument("--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"])
     try:
         options = parser.parse_args(given)
     except SystemExit as error:
         return int(error.code or 0)
     logging.basicConfig(level=options.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    if options.reload:
+        return run_reloading(["worker", *(one for one in given if one != "--reload")], Path.cwd())
     try:
         worker = _load_worker(options.target)
+        _set_queues(worker, options.queues, options.concurrency)
     except (LeasekeeperError, _BadTarget) as error:
         print(f"leasekeeper worker run: {error}", file=sys.stderr)
         return _WRONG_USAGE
@@ -105,7 +118,39 @@ def _worker(given: list[str]) -> int:
         return asyncio.run(_run(worker))
     except LeasekeeperError as error:
         print(f"leasekeeper worker run: {error}", file=sys.stderr)
-        return 1
+        return _WRONG_USAGE if isinstance(error, ConfigError) else 1
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise ValueError(text)
+    return value
+
+
+def _set_queues(worker: Worker, queues: str | None, concurrency: int | None) -> None:
+    """Apply ``--queues`` and ``--concurrency``.
+
+    Raises:
+        ConfigError: they cannot work.
+    """
+    if queues is None and concurrency is None:
+        return
+    shared: list[str] = []
+    own: dict[str, int] = {}
+    for part in queues.split(",") if queues is not None else worker.queues:
+        name, separator, slots = part.strip().partition("=")
+        if not name or (separator and not slots.isdecimal()):
+            raise ConfigError(f"--queues has {part!r}: give names, or name=slots")
+        if separator:
+            own[name] = int(slots)
+        else:
+            shared.append(name)
+    if shared and own:
+        raise ConfigError("--queues: give slots to every queue with '=', or to none")
+    if own and concurrency is not None:
+        raise ConfigError("--concurrency is for queues that share their slots: leave it out beside '='")
+    worker.serve(own or shared, concurrency=16 if concurrency is None else concurrency)
 
 
 async def _run(worker: Worker) -> int:

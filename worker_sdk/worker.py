@@ -56,24 +56,26 @@ class Worker:
         self._connection = ConnectionConfig.of(endpoints, namespace)
         self._config = config or WorkerConfig()
         self._seams = seams or Seams()
-        if isinstance(queues, str):
-            raise ConfigError(f"queues is the text {queues!r}: give a list of names, or a mapping to slots")
-        self._limits: dict[tuple[str, ...], int] = (
-            {(queue,): limit for queue, limit in queues.items()}
-            if isinstance(queues, Mapping)
-            else {tuple(queues): concurrency}
-        )
-        total = sum(self._limits.values())
-        if not all(self._limits) or min(self._limits.values(), default=0) < 1:
-            raise ConfigError(f"queues is {queues!r}: give at least one queue, each with at least one slot")
-        if total > SESSION_CAPACITY:
-            raise ConfigError(f"{total} slots are too many for one session: at most {SESSION_CAPACITY}")
+        self._limits = _limits(queues, concurrency)
         self._table = HandlerTable()
         self.drain_timeout = self._config.drain_timeout
         self.stats = WorkerStats()
         self._ready = asyncio.Event()
         self._run: WorkerRun | None = None
         self._stop_early = False
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """The queues that it serves."""
+        return tuple(queue for group in self._limits for queue in group)
+
+    def serve(self, queues: Mapping[str, int] | Sequence[str], *, concurrency: int = 16) -> None:
+        """Serve other queues, with other slots, from the next `run` on; arguments as those of the class.
+
+        Raises:
+            ConfigError: settings that cannot work.
+        """
+        self._limits = _limits(queues, concurrency)
 
     def handler(
         self, type: str, *, queues: Iterable[str] = (), pool: PoolName | None = None
@@ -159,3 +161,20 @@ class Worker:
     async def ready(self) -> None:
         """Wait until the worker has a session. Call it on its loop."""
         await self._ready.wait()
+
+
+def _limits(queues: Mapping[str, int] | Sequence[str], concurrency: int) -> dict[tuple[str, ...], int]:
+    """Return the slots of each group of queues."""
+    if isinstance(queues, str):
+        raise ConfigError(f"queues is the text {queues!r}: give a list of names, or a mapping to slots")
+    limits: dict[tuple[str, ...], int] = (
+        {(queue,): limit for queue, limit in queues.items()}
+        if isinstance(queues, Mapping)
+        else {tuple(queues): concurrency}
+    )
+    total = sum(limits.values())
+    if not all(limits) or min(limits.values(), default=0) < 1:
+        raise ConfigError(f"queues is {queues!r}: give at least one queue, each with at least one slot")
+    if total > SESSION_CAPACITY:
+        raise ConfigError(f"{total} slots are too many for one session: at most {SESSION_CAPACITY}")
+    return limits

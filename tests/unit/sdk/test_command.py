@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -16,7 +17,8 @@ import pytest
 
 from tests.support.fake_worker_server import FakeCoordinator
 from tests.support.polling import eventually
-from worker_sdk import _command
+from worker_sdk import ConfigError, Worker, _command
+from worker_sdk._reload import changed, snapshot
 
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM = "from worker_sdk._command import main; main()"
@@ -48,10 +50,13 @@ def make():
     return worker
 
 number = 3
+empty = Worker(ConnectionConfig.from_env(), queues=["q"])
 """
 
 
-def start(folder: Path, endpoint: str, target: str = "mytasks:worker") -> subprocess.Popen[str]:
+def start(
+    folder: Path, endpoint: str, target: str = "mytasks:worker", *options: str
+) -> subprocess.Popen[str]:
     (folder / "mytasks.py").write_text(TASKS)
     environment = {
         **os.environ,
@@ -59,7 +64,7 @@ def start(folder: Path, endpoint: str, target: str = "mytasks:worker") -> subpro
         "LEASEKEEPER_ENDPOINTS": endpoint,
     }
     return subprocess.Popen(
-        [sys.executable, "-c", PROGRAM, "worker", "run", target],
+        [sys.executable, "-c", PROGRAM, "worker", "run", target, *options],
         cwd=folder,
         env=environment,
         stdout=subprocess.PIPE,
@@ -109,6 +114,119 @@ def test_a_wrong_target_is_named_and_exits_2(tmp_path: Path, target: str) -> Non
     assert process.returncode == 2
     assert target.partition(":")[0] in errors
     assert "Traceback" not in errors
+
+
+async def test_queues_and_concurrency_take_the_place_of_the_workers_own(
+    server: FakeCoordinator, tmp_path: Path
+) -> None:
+    process = start(
+        tmp_path, server.endpoint, "mytasks:worker", "--queues", "a=2,b=1", "--drain-timeout", "0.1"
+    )
+    try:
+        server.add("j", queue="b")
+        await eventually(lambda: server.how("j") == ["complete"], timeout=10)
+        await eventually(lambda: len(server.calls["ClaimJobs"]) >= 2)
+    finally:
+        process.kill()
+        process.communicate()
+    asked = {(call.queues[0].queue, call.max_jobs) for call in server.calls["ClaimJobs"]}
+    assert {("a", 2), ("b", 1)} <= asked
+
+
+def worker_with(*queues: str) -> Worker:
+    return Worker("127.0.0.1:1", queues=queues)
+
+
+@pytest.mark.parametrize(
+    ("queues", "concurrency", "limits"),
+    [
+        (None, None, {("x", "y"): 16}),
+        (None, 4, {("x", "y"): 4}),
+        ("a, b", 4, {("a", "b"): 4}),
+        ("a", None, {("a",): 16}),
+        ("a=3,b=1", None, {("a",): 3, ("b",): 1}),
+    ],
+)
+def test_queues_and_slots_of_the_command_line(
+    queues: str | None, concurrency: int | None, limits: dict[tuple[str, ...], int]
+) -> None:
+    worker = worker_with("x", "y")
+    _command._set_queues(worker, queues, concurrency)
+    assert worker._limits == limits
+
+
+@pytest.mark.parametrize(
+    ("queues", "concurrency"),
+    [
+        ("", None),
+        ("a=", None),
+        ("a=x", None),
+        ("a=0", None),
+        ("a,b=2", None),
+        ("a=1", 4),
+        ("a", 0),
+        ("a", 9999),
+    ],
+)
+def test_queues_and_slots_that_cannot_work_are_refused_and_change_nothing(
+    queues: str | None, concurrency: int | None
+) -> None:
+    worker = worker_with("x")
+    with pytest.raises(ConfigError):
+        _command._set_queues(worker, queues, concurrency)
+    assert worker._limits == {("x",): 16}
+
+
+@pytest.mark.parametrize("option", [("--queues", "a,b=2"), ("--drain-timeout", "-1"), ("--concurrency", "x")])
+def test_a_wrong_option_exits_2(tmp_path: Path, option: tuple[str, str]) -> None:
+    process = start(tmp_path, "127.0.0.1:1", "mytasks:worker", *option)
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert option[0] in errors
+    assert "Traceback" not in errors
+
+
+def test_a_queue_without_a_handler_exits_2(tmp_path: Path) -> None:
+    process = start(tmp_path, "127.0.0.1:1", "mytasks:empty")
+    _, errors = process.communicate(timeout=20)
+    assert process.returncode == 2
+    assert "no handler" in errors
+
+
+async def test_reload_starts_the_worker_again_with_changed_code_and_loses_nothing(
+    server: FakeCoordinator, tmp_path: Path
+) -> None:
+    process = start(tmp_path, server.endpoint, "mytasks:worker", "--reload")
+    try:
+        server.add("old")
+        await eventually(lambda: server.how("old") == ["complete"], timeout=10)
+        (tmp_path / "mytasks.py").write_text("this is no Python")
+        await eventually(lambda: len(server.calls["CloseSession"]) == 1, timeout=10)
+        (tmp_path / "mytasks.py").write_text(TASKS.replace('b"ok"', 'b"new"'))
+        server.add("new")
+        await eventually(lambda: server.how("new") == ["complete"], timeout=10)
+        process.send_signal(signal.SIGTERM)
+        _, errors = await asyncio.to_thread(process.communicate, timeout=10)
+    finally:
+        process.kill()
+    assert process.returncode == 0, errors
+    assert "mytasks.py" in errors
+    assert server.jobs["old"].settlements[0].complete.result == b"ok"
+    assert server.jobs["new"].settlements[0].complete.result == b"new"
+    assert len(server.calls["CloseSession"]) == 2
+
+
+def test_a_change_is_a_file_that_is_new_gone_or_written(tmp_path: Path) -> None:
+    for name in ("a.py", "b.py", "c.txt", ".hidden/d.py", "sub/e.py", "__pycache__/f.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("")
+    before = snapshot(tmp_path)
+    assert {Path(path).name for path in before} == {"a.py", "b.py", "e.py"}
+    assert changed(before, snapshot(tmp_path)) == []
+    (tmp_path / "a.py").unlink()
+    (tmp_path / "sub/g.py").write_text("")
+    os.utime(tmp_path / "b.py", ns=(1, 1))
+    assert [Path(path).name for path in changed(before, snapshot(tmp_path))] == ["a.py", "b.py", "g.py"]
 
 
 def run_main(*arguments: str) -> int:
