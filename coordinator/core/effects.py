@@ -28,6 +28,7 @@ class Slot(Enum):
     CHECKPOINT = "checkpoint"
     RESULT = "result"
     UNIQUE = "unique"
+    LOCK = "lock"
 
     __hash__ = object.__hash__  # Enum's own is written in Python, and every key of every transition is hashed
 
@@ -42,6 +43,7 @@ _CANCEL: Final = Slot.CANCEL
 _CHECKPOINT: Final = Slot.CHECKPOINT
 _RESULT: Final = Slot.RESULT
 _UNIQUE: Final = Slot.UNIQUE
+_LOCK: Final = Slot.LOCK
 _PENDING: Final = JobState.PENDING
 _RUNNING: Final = JobState.RUNNING
 _SCHEDULED: Final = JobState.SCHEDULED
@@ -76,11 +78,12 @@ class Where(NamedTuple):
     rank: Rank = _NO_RANK
     ms: int = 0
     unique_key: str = ""
+    lock_name: str = ""
 
 
 def _at(slot: Slot, namespace: str, job_id: str) -> Where:
     """``Where(slot, namespace, job_id)`` at half its price: ten are made for each job."""
-    return _new(Where, (slot, namespace, job_id, "", "", _NO_RANK, 0, ""))
+    return _new(Where, (slot, namespace, job_id, "", "", _NO_RANK, 0, "", ""))
 
 
 class Write(NamedTuple):
@@ -98,7 +101,7 @@ def _write(where: Where, put: bool, retained: bool = False) -> Write:
 def ready_key(job: Job) -> Where:
     """The key under which a PENDING job waits."""
     terms = job.terms
-    return _new(Where, (_READY, job.namespace, job.job_id, terms.queue, terms.type, job.rank, 0, ""))
+    return _new(Where, (_READY, job.namespace, job.job_id, terms.queue, terms.type, job.rank, 0, "", ""))
 
 
 def keys_of(job: Job) -> dict[Where, bool]:
@@ -114,6 +117,7 @@ def keys_of(job: Job) -> dict[Where, bool]:
         keys[ready_key(job)] = True
     if job.state is _RUNNING:
         keys[Where(_CLAIM, ns, job_id)] = False
+        keys.update(dict.fromkeys(_lock_keys(job), False))
         if job.cancel_requested:
             keys[Where(_CANCEL, ns, job_id)] = False
     due_ms = job.due_key_ms
@@ -145,6 +149,8 @@ def effects(before: Job | None, after: Job | None, *, big_result: bool = False) 
         writes.append(_write(_due_key(ns, job_id, was.due), False))
     if was.claim and not now.claim:
         writes.append(_write(_at(_CLAIM, ns, job_id), False))
+        if before is not None and before.terms.locks:
+            writes += [_write(where, False) for where in _lock_keys(before)]
     if was.cancel and not now.cancel:
         writes.append(_write(_at(_CANCEL, ns, job_id), False))
     if was.spec and not now.spec:
@@ -158,6 +164,8 @@ def effects(before: Job | None, after: Job | None, *, big_result: bool = False) 
         writes.append(_write(now.ready, True, retained))
     if now.claim and not was.claim:
         writes.append(_write(_at(_CLAIM, ns, job_id), True, retained))
+        if after is not None and after.terms.locks:
+            writes += [_write(where, True, retained) for where in _lock_keys(after)]
     if now.cancel and not was.cancel:
         writes.append(_write(_at(_CANCEL, ns, job_id), True, retained))
     if now.due and was.due != now.due:
@@ -179,6 +187,8 @@ def usual(before: Job | None, after: Job | None, *, big_result: bool = False) ->
     The latter whenever in doubt: test_effects.py compares every answer with ``effects``.
     """
     if after is None or after.cancel_requested or after.terms.unique_key or big_result:
+        return None
+    if after.terms.locks:
         return None
     state = after.state
     if before is None:
@@ -218,6 +228,10 @@ class _Kept:
 
 def _due_key(namespace: str, job_id: str, ms: int) -> Where:
     return Where(_DUE, namespace, job_id, ms=ms)
+
+
+def _lock_keys(job: Job) -> list[Where]:
+    return [Where(_LOCK, job.namespace, job.job_id, lock_name=lock.name) for lock in job.terms.locks]
 
 
 def _unique_key(namespace: str, job_id: str, job: Job | None) -> Where:

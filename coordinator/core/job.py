@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Final
 
 from coordinator.core.copying import quick
+from coordinator.core.lock_order import LockMode
 from coordinator.core.rank import Rank
 from coordinator.core.retry import RetryPolicy
 
@@ -22,6 +23,7 @@ __all__ = [
     "AttemptOutcome",
     "Claim",
     "Job",
+    "JobLock",
     "JobState",
     "Progress",
     "Rollback",
@@ -98,11 +100,23 @@ class Rollback:
 
 @quick
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JobLock:
+    """A named lock that the claim of a job takes and its end gives back. ``permits`` count for SEMAPHORE
+    alone."""
+
+    name: str
+    mode: LockMode = LockMode.EXCLUSIVE
+    permits: int = 1
+
+
+@quick
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Terms:
     """What a job was submitted with. Times are Unix milliseconds, spans are milliseconds, 0 is none.
 
     ``digest`` covers everything that the submitter said, the payload included; ``request_digest`` is the
-    request id's. ``target_wait_ms``: of priorities 1 to 5 in its queue; empty: the defaults.
+    request id's. ``target_wait_ms``: of priorities 1 to 5 in its queue; empty: the defaults. ``locks`` are of
+    different names.
     """
 
     queue: str
@@ -124,6 +138,7 @@ class Terms:
     request_digest: bytes = b""
     rollback: Rollback | None = None
     target_wait_ms: tuple[int, ...] = ()
+    locks: tuple[JobLock, ...] = ()
 
 
 @quick

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from coordinator.core.effects import Slot, Where, Write, keys_of
 from coordinator.core.job import RETAINED, Claim, Job, JobState
+
+_LEFT_OUT: Final = (Slot.STATE, Slot.CLAIM, Slot.LOCK)
 
 __all__ = ["KeySeen", "Lack", "lacks", "repair_writes", "wanted", "why_stray"]
 
@@ -93,7 +96,7 @@ class Lack:
 
 def wanted(job: Job) -> tuple[Where, ...]:
     """The keys to look at beside the record. Its claim is not among them: that is the lost pass's."""
-    return tuple(where for where in keys_of(job) if where.slot not in (Slot.STATE, Slot.CLAIM))
+    return tuple(where for where in keys_of(job) if where.slot not in _LEFT_OUT)
 
 
 def lacks(job: Job, revision: int, seen: Mapping[Where, KeySeen]) -> tuple[Lack, ...]:

@@ -23,7 +23,7 @@ from coordinator.etcd import wire
 if TYPE_CHECKING:
     from leasekeeper.internal.etcd.v1.kv_pb2 import ResponseOp
 
-__all__ = ["Entry", "GroupLimits", "GuardedOp", "OpEntry", "OpResult", "Responses"]
+__all__ = ["Entry", "GroupLimits", "GuardedOp", "OpEntry", "OpResult", "Responses", "lane_names"]
 
 Responses: TypeAlias = "Sequence[ResponseOp]"
 
@@ -236,7 +236,7 @@ class OpEntry(Entry):
 
     def __init__(self, op: GuardedOp) -> None:
         super().__init__(op.deadline)
-        self.lane_names = _lane_names(op)
+        self.lane_names = lane_names(op)
         self.reply_bytes = op.reply_bytes
         self._send(op)
 
@@ -271,7 +271,8 @@ class OpEntry(Entry):
         self.op.on_won = self.op.rebuild = None
 
 
-def _lane_names(op: GuardedOp) -> tuple[bytes, ...]:
+def lane_names(op: GuardedOp) -> tuple[bytes, ...]:
+    """The lanes of an operation, those of what it adds to among them."""
     names = op.lanes
     if op.adds:
         names = (*names, *(b"\x00add\x00" + name for name in op.adds))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from coordinator.core.effects import Slot, Where
+from coordinator.core.lock_order import job_waiter
 from coordinator.core.rank import Rank
 from coordinator.errors import KeyFormatError
 from coordinator.etcd.key_parts import (
@@ -104,6 +105,7 @@ class NamespaceKeys:
             Slot.CHECKPOINT: lambda where: self._checkpoint + segment(where.job_id),
             Slot.RESULT: lambda where: self._result + segment(where.job_id),
             Slot.UNIQUE: lambda where: self.unique(where.queue, where.unique_key),
+            Slot.LOCK: lambda where: self.lock(where.lock_name, job_waiter(where.job_id)),
         }
 
     # --- build ------------------------------------------------------------------------------------

@@ -6,10 +6,16 @@ from functools import lru_cache
 from types import MappingProxyType
 from typing import Final
 
-from coordinator.core.job import Rollback, Terms
+from coordinator.core.job import JobLock, Rollback, Terms
+from coordinator.core.lock_order import LockMode
 from coordinator.core.retry import RetryPolicy
 from coordinator.etcd.wire import moment, varint
-from leasekeeper.internal.storage.v1.records_pb2 import RetryRecord, RollbackRecord, TermsRecord
+from leasekeeper.internal.storage.v1.records_pb2 import (
+    JobLockRecord,
+    RetryRecord,
+    RollbackRecord,
+    TermsRecord,
+)
 
 __all__ = ["TermsCodec", "terms_from_record"]
 
@@ -62,6 +68,7 @@ def _encode(terms: Terms) -> bytes:
         or terms.unique_key
         or terms.rollback is not None
         or terms.target_wait_ms
+        or terms.locks
     )
     return _by_protobuf(terms) if unusual else _by_hand(terms)
 
@@ -118,6 +125,10 @@ def _by_protobuf(terms: Terms) -> bytes:
         record.unique_key = terms.unique_key
     if terms.target_wait_ms:
         record.target_wait_ms.extend(terms.target_wait_ms)
+    if terms.locks:
+        record.locks.extend(
+            [JobLockRecord(name=lock.name, mode=lock.mode, permits=lock.permits) for lock in terms.locks]
+        )
     rollback = terms.rollback
     if rollback is not None:
         record.rollback.queue = rollback.queue
@@ -129,7 +140,11 @@ def _by_protobuf(terms: Terms) -> bytes:
 
 
 def terms_from_record(record: TermsRecord) -> Terms:
-    """The terms of a decoded record."""
+    """The terms of a decoded record.
+
+    Raises:
+        ValueError: a lock has a mode that there is not.
+    """
     retry = record.retry
     return Terms(
         queue=record.queue,
@@ -159,6 +174,11 @@ def terms_from_record(record: TermsRecord) -> Terms:
         request_digest=record.request_digest,
         rollback=_rollback_from(record.rollback) if record.HasField("rollback") else None,
         target_wait_ms=tuple(record.target_wait_ms),
+        locks=tuple(
+            [JobLock(name=lock.name, mode=LockMode(lock.mode), permits=lock.permits) for lock in record.locks]
+        )
+        if record.locks
+        else (),
     )
 
 

@@ -6,14 +6,15 @@ and the create revision of its key.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from coordinator.core.copying import changed
-from coordinator.core.effects import Slot
+from coordinator.core.effects import Slot, Where
 from coordinator.core.fencing import make_token, split_token
 from coordinator.core.follow_ups import Standing
 from coordinator.core.job import Claim, Job
+from coordinator.core.lock_order import LockEntry
 from coordinator.core.machine import Guard
 from coordinator.errors import CodecError, NotApplied
 from coordinator.etcd import wire
@@ -30,7 +31,8 @@ from coordinator.etcd.codec import (
     encode_spec,
     encode_unique,
 )
-from coordinator.etcd.guarded_op import GuardedOp
+from coordinator.etcd.guarded_op import GuardedOp, lane_names
+from coordinator.etcd.job_locks import LINE_GUESS, found_lines, locks_guard, put_entry
 from coordinator.etcd.keys import KeySpace, NamespaceKeys
 from coordinator.etcd.set_aside import SetAside
 from coordinator.etcd.templates import WIDEST, by_template
@@ -52,6 +54,7 @@ _RESULT: Final = Slot.RESULT
 _SPEC: Final = Slot.SPEC
 _STATE: Final = Slot.STATE
 _UNIQUE: Final = Slot.UNIQUE
+_LOCK: Final = Slot.LOCK
 _new: Final = tuple.__new__
 _IF_ABSENT: Final = Guard.ABSENT
 _IF_HELD: Final = Guard.HELD
@@ -156,7 +159,7 @@ class TxnCodec:
         guarded, reads_at = self.describe(operation, lease)
         pieces = (guarded.compares, guarded.thens, guarded.elses)
         width = max(map(len, pieces))
-        return Compiled(guarded.lanes, wire.nested(*pieces), width, guarded.reply_bytes, reads_at)
+        return Compiled(lane_names(guarded), wire.nested(*pieces), width, guarded.reply_bytes, reads_at)
 
     def describe(self, operation: Operation, lease: int = 0) -> tuple[GuardedOp, int]:
         """Any operation piece by piece, and where its reads begin; arguments and errors as of ``compile``."""
@@ -191,14 +194,22 @@ class TxnCodec:
                 key = keys.checkpoint(job.job_id)
             else:
                 key = keys.where(where)
-                if slot is _UNIQUE:
+                if slot is _LOCK:
+                    lanes.append(key)
+                elif slot is _UNIQUE:
                     lanes.append(key)
                     if put and (before is None or before.job.terminal or operation.guard is _IF_SEEN):
                         absent.append(key)
             thens.append(
-                self._put(operation, slot, key, lease if retained else 0) if put else wire.delete(key)
+                self._put(operation, where, key, lease if retained else 0) if put else wire.delete(key)
             )
         compares, elses = self._guard(operation, keys, state_key, claim_key, ready_key)
+        adds: tuple[bytes, ...] = ()
+        if operation.claim is not None and job.terms.locks:
+            guards = locks_guard(keys, job, operation.lock_revisions)
+            compares += guards.compares
+            elses += guards.elses
+            adds = guards.adds
         for key in absent:
             compares.append(wire.create_eq(key, 0))
             elses.append(wire.get(key))
@@ -222,7 +233,7 @@ class TxnCodec:
                 thens += added.thens
             thens = _net(thens)
         reads_at = len(thens)
-        reply = _REPLY_BASE
+        reply = _REPLY_BASE + LINE_GUESS * len(adds)
         if operation.want_spec:
             thens.append(wire.get(keys.spec(job.job_id)))
             reply += job.terms.payload_size
@@ -231,6 +242,7 @@ class TxnCodec:
             reply += _CHECKPOINT_GUESS
         guarded = GuardedOp(
             lanes=tuple(dict.fromkeys(lanes)),
+            adds=adds,
             compares=tuple(compares),
             thens=tuple(thens),
             elses=tuple(elses),
@@ -280,13 +292,18 @@ class TxnCodec:
         elses.append(wire.get(witness))
         return compares, elses
 
-    def _put(self, operation: Operation, slot: Slot, key: bytes, lease: int) -> bytes:
+    def _put(self, operation: Operation, where: Where, key: bytes, lease: int) -> bytes:
+        slot = where.slot
         after = operation.after
         assert after is not None, "a deleted job has no puts"
         if slot is _CLAIM:
             if operation.claim is None:
                 raise ValueError("only a claim operation puts a claim")
             return wire.put(key, encode_claim(operation.claim), int(operation.claim.session, 16))
+        if slot is _LOCK:
+            if operation.claim is None:
+                raise ValueError("only a claim operation puts entries of locks")
+            return put_entry(key, where, after, operation.claim)
         if slot is _DUE:
             return wire.put(key, encode_due(after), lease)
         if slot is _UNIQUE:
@@ -356,6 +373,12 @@ class TxnCodec:
             witness = one(responses[at])
             session_gone = witness is None or witness.lease != int(operation.claim.session, 16)
             at += 1
+        lines: Mapping[str, tuple[LockEntry, ...]] | None = None
+        job = _job(operation)
+        if operation.claim is not None and job.terms.locks:
+            reads = responses[at : at + len(job.terms.locks)]
+            lines = found_lines(self._space.namespace(job.namespace), job, reads, self._set_aside)
+            at += len(reads)
         also, until = self._standing(operation, responses)
         owner = ""
         for response in responses[at:until]:
@@ -371,6 +394,7 @@ class TxnCodec:
             unique_owner=owner,
             session_gone=session_gone,
             also=also,
+            lines=lines,
         )
 
     def _standing(

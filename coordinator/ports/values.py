@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from coordinator.core.copying import quick
 from coordinator.core.effects import Usual, Write, effects, usual
 from coordinator.core.follow_ups import Standing
 from coordinator.core.job import Claim, Job, Progress
+from coordinator.core.lock_order import LockEntry
 from coordinator.core.machine import Guard
 from coordinator.core.rank import Rank
 
@@ -78,7 +80,8 @@ class Operation:
     and ``want_checkpoint`` read them in the same Txn if it wins. ``also`` are submissions of other jobs that
     are written if it wins. Under its guard alone, for their ids follow from what the guard compares; with
     ``guards_also`` it wins only if none of them is there and their unique keys are free, or are those that
-    its own job gives up by it.
+    its own job gives up by it. ``lock_revisions``, of a claim: of each lock that its job names, up to where
+    every entry is known.
     """
 
     __slots__ = (
@@ -93,6 +96,7 @@ class Operation:
         "deadline",
         "guard",
         "guards_also",
+        "lock_revisions",
         "spec",
         "token",
         "usual",
@@ -118,6 +122,7 @@ class Operation:
         as_leader: bool = False,
         also: tuple[Operation, ...] = (),
         guards_also: bool = False,
+        lock_revisions: tuple[int, ...] = (),
     ) -> None:
         self.guard = guard
         self.before = before
@@ -134,6 +139,7 @@ class Operation:
         self.as_leader = as_leader
         self.also = also
         self.guards_also = guards_also
+        self.lock_revisions = lock_revisions
         self.usual: Usual | None = None
         if not as_leader and writes is None and not also:
             job = None if before is None else before.job
@@ -157,7 +163,8 @@ class Commit:
     ``stored``, ``claim`` and ``unique_owner`` are what stands there instead; after an unknown outcome
     (``resent``) that may be our own first try, and the caller looks for its nonce, digest or token.
     ``session_gone``: the session's witness is not on its lease. ``also``: what stands in the way of each
-    job of an operation that guards them, in their order.
+    job of an operation that guards them, in their order. ``lines``: of a claim that lost, the entries of each
+    lock that its job names, as of ``revision``.
     """
 
     won: bool
@@ -171,6 +178,7 @@ class Commit:
     unique_owner: str = ""
     session_gone: bool = False
     also: tuple[Standing, ...] = ()
+    lines: Mapping[str, tuple[LockEntry, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True)

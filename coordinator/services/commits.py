@@ -24,6 +24,7 @@ def operation_of(
     cancelled_by: str = "",
     want_spec: bool = False,
     want_checkpoint: bool = False,
+    lock_revisions: tuple[int, ...] = (),
     as_leader: bool = False,
     follow_ups: tuple[Operation, ...] = (),
 ) -> Operation:
@@ -52,6 +53,7 @@ def operation_of(
         as_leader=as_leader,
         also=also,
         guards_also=bool(follow_ups),
+        lock_revisions=lock_revisions,
     )
 
 

@@ -18,24 +18,25 @@ from coordinator.core.effects import (
     repair_effects,
     usual,
 )
-from coordinator.core.job import RETAINED, TERMINAL, Job, JobState
+from coordinator.core.job import RETAINED, TERMINAL, Job, JobLock, JobState
 from tests.unit.core import jobs
 from tests.unit.core.jobs import NOW
 
 S = JobState
+LOCKS = (JobLock(name="a"), JobLock(name="b"))
 FREE = {Slot.CHECKPOINT, Slot.RESULT}
 
 
 def in_state(state: S, **changes: Any) -> Job:
     job, _ = jobs.in_state(state)
-    terms = replace(job.terms, unique_key="u", total_timeout_ms=60_000)
+    terms = replace(job.terms, unique_key="u", total_timeout_ms=60_000, locks=LOCKS)
     return replace(job, terms=terms, **changes)
 
 
 KINDS = {
     S.SCHEDULED: {Slot.SPEC, Slot.STATE, Slot.DUE, Slot.UNIQUE},
     S.PENDING: {Slot.SPEC, Slot.STATE, Slot.READY, Slot.DUE, Slot.UNIQUE},
-    S.RUNNING: {Slot.SPEC, Slot.STATE, Slot.CLAIM, Slot.UNIQUE},
+    S.RUNNING: {Slot.SPEC, Slot.STATE, Slot.CLAIM, Slot.UNIQUE, Slot.LOCK},
     S.SUCCEEDED: {Slot.STATE},
     S.DEAD: {Slot.SPEC, Slot.STATE},
     S.CANCELLED: {Slot.STATE},
@@ -111,6 +112,26 @@ def test_deletion_leaves_nothing(state: S) -> None:
     assert gone == KINDS[state] | {Slot.CHECKPOINT, Slot.RESULT}
 
 
+@pytest.mark.parametrize("after", [state for state in S if state is not S.RUNNING])
+def test_every_end_of_a_claim_gives_back_the_locks_that_it_took(after: S) -> None:
+    held = {where for where in keys_of(in_state(S.RUNNING)) if where.slot is Slot.LOCK}
+
+    gone = {write.where for write in effects(in_state(S.RUNNING), in_state(after)) if not write.put}
+
+    assert {where.lock_name for where in held} == {"a", "b"}
+    assert held <= gone
+
+
+def test_a_claim_puts_its_locks_and_a_rewritten_record_leaves_them_alone() -> None:
+    running = in_state(S.RUNNING)
+
+    puts = [w for w in effects(in_state(S.PENDING), running) if w.where.slot is Slot.LOCK]
+
+    assert [(w.where.lock_name, w.put) for w in puts] == [("a", True), ("b", True)]
+    again = effects(running, replace(running, cancel_requested=True))
+    assert not [w for w in again if w.where.slot is Slot.LOCK]
+
+
 def test_a_request_to_stop_puts_the_cancel_key_and_the_end_deletes_it() -> None:
     running = in_state(S.RUNNING)
     asked = replace(running, cancel_requested=True)
@@ -159,6 +180,7 @@ def variants(state: S | None) -> list[Job | None]:
         replace(plain.terms, unique_key="u"),
         replace(plain.terms, queue_timeout_ms=5_000),
         replace(plain.terms, total_timeout_ms=5_000),
+        replace(plain.terms, locks=LOCKS),
     ):
         for attempt in (0, 1, 2):
             found += [

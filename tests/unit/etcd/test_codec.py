@@ -8,7 +8,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.core.job import Attempt, AttemptOutcome, Claim, Job, JobState, Progress, Rollback, Terms
+from coordinator.core.job import (
+    Attempt,
+    AttemptOutcome,
+    Claim,
+    Job,
+    JobLock,
+    JobState,
+    Progress,
+    Rollback,
+    Terms,
+)
+from coordinator.core.lock_order import LockMode
 from coordinator.core.rank import Rank
 from coordinator.core.retry import RetryPolicy
 from coordinator.errors import CodecError
@@ -56,6 +67,10 @@ all_terms = st.builds(
     | st.builds(
         Rollback, queue=st.just("q"), type=st.just("t"), payload=st.binary(max_size=9), content_type=text
     ),
+    locks=st.lists(
+        st.builds(JobLock, name=text, mode=st.sampled_from(LockMode), permits=st.integers(1, 1_000)),
+        max_size=8,
+    ).map(tuple),
 )
 ended = st.builds(
     Attempt,
@@ -123,6 +138,7 @@ def filled(kind: type, **fixed: object) -> dict[str, object]:
         "AttemptOutcome": AttemptOutcome.FAILED,
         "Progress | None": Progress(ratio=0.5, note="half"),
         "Rollback | None": Rollback(queue="r", type="t", payload=b"p", content_type="c", priority=2),
+        "tuple[JobLock, ...]": (JobLock(name="a"), JobLock(name="b", mode=LockMode.SEMAPHORE, permits=3)),
     }
     return {field.name: fixed.get(field.name, samples.get(str(field.type))) for field in fields(kind)}
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.core.effects import Slot, Where
+from coordinator.core.lock_order import job_waiter
 from coordinator.core.rank import Rank
 from coordinator.errors import KeyFormatError
 from coordinator.etcd.keys import FORMS, SHARDS, KeySpace, NamespaceKeys, job_shard
@@ -238,9 +239,12 @@ def test_every_slot_of_the_core_has_its_key() -> None:
         Slot.CHECKPOINT: KEYS.checkpoint("j"),
         Slot.RESULT: KEYS.result("j"),
         Slot.UNIQUE: KEYS.unique("q", "u"),
+        Slot.LOCK: KEYS.lock("l", job_waiter("j")),
     }
     for slot in Slot:
-        where = Where(slot, "default", "j", queue="q", type="t", rank=Rank(1, 2), ms=7, unique_key="u")
+        where = Where(
+            slot, "default", "j", queue="q", type="t", rank=Rank(1, 2), ms=7, unique_key="u", lock_name="l"
+        )
         assert KEYS.where(where) == direct[slot]
     assert len(set(direct.values())) == len(Slot)
 

@@ -9,11 +9,14 @@ import pytest
 from coordinator.core import commands as c
 from coordinator.core.effects import effects
 from coordinator.core.fencing import make_token
-from coordinator.core.job import Claim, Job, Terms
+from coordinator.core.job import Claim, Job, JobLock, Terms
+from coordinator.core.lock_order import LockEntry, LockMode, job_waiter
 from coordinator.core.machine import Decision, Guard, decide
 from coordinator.errors import CodecError
 from coordinator.etcd import codec, wire
-from coordinator.etcd.keys import KeySpace
+from coordinator.etcd.guarded_op import lane_names
+from coordinator.etcd.keys import KeyRange, KeySpace
+from coordinator.etcd.lock_codec import decode_lock, encode_lock
 from coordinator.etcd.set_aside import SetAside
 from coordinator.etcd.txn import TxnCodec
 from coordinator.ports import Operation, Spec, Stored
@@ -325,3 +328,79 @@ def test_a_retry_compares_record_and_unique_key() -> None:
         wire.get(KEYS.claim("j")),
         wire.get(KEYS.unique("q", "u")),
     )
+
+
+# --- locks that a job names
+
+LOCKS = (JobLock(name="a"), JobLock(name="b/c", mode=LockMode.SEMAPHORE, permits=3))
+LOCKING = replace(PENDING, terms=replace(TERMS, locks=LOCKS, unique_key=""))
+LOCKED = decided(LOCKING, None, c.ClaimIt(claim=CLAIM)).job
+assert LOCKED is not None
+TAKE_ALL = operation(Guard.READY, LOCKING, LOCKED, claim=CLAIM, want_spec=True, lock_revisions=(40, 0))
+ENTRIES = [KEYS.lock(lock.name, job_waiter("j")) for lock in LOCKS]
+
+
+def test_a_claim_puts_the_entries_of_its_locks_on_its_sessions_lease() -> None:
+    written = puts(TAKE_ALL)
+
+    assert [written[key][1] for key in (KEYS.claim("j"), *ENTRIES)] == [int(SESSION, 16)] * 3
+    kv = KeyValue(key=ENTRIES[1], value=written[ENTRIES[1]][0], create_revision=9, mod_revision=9)
+    entry = decode_lock("b/c", job_waiter("j"), kv)
+    assert (entry.job_id, entry.session, entry.nonce) == ("j", SESSION, b"n")
+    assert (entry.mode, entry.permits, entry.since_ms) == (LockMode.SEMAPHORE, 3, NOW)
+
+
+def test_a_claim_compares_that_nothing_was_added_to_its_locks_and_only_one_operation_adds_to_them() -> None:
+    guarded, _ = txn_codec().describe(TAKE_ALL)
+
+    spans = [KEYS.lock_entries(lock.name) for lock in LOCKS]
+    known = (wire.range_mod_less(spans[0].start, spans[0].end, 41), wire.range_mod_less(*_span(spans[1]), 1))
+    assert set(known) <= set(guarded.compares)
+    assert {wire.create_eq(key, 0) for key in ENTRIES} <= set(guarded.compares)
+    assert guarded.adds == tuple(span.start for span in spans)
+    assert txn_codec().compile(TAKE_ALL).lanes == lane_names(guarded)
+
+
+def test_a_claim_without_a_known_revision_for_each_of_its_locks_is_refused() -> None:
+    with pytest.raises(ValueError):
+        txn_codec().describe(operation(Guard.READY, LOCKING, LOCKED, claim=CLAIM, lock_revisions=(40,)))
+
+
+def test_a_lost_claim_learns_what_stands_in_the_lines_of_its_locks() -> None:
+    entry = decode_lock("a", "other", KeyValue(value=encode_lock(_held_by_another()), create_revision=50))
+    reads = [ResponseOp() for _ in range(5)]
+    reads[3].response_range.kvs.append(
+        KeyValue(key=KEYS.lock("a", "other"), value=encode_lock(entry), create_revision=50, mod_revision=51)
+    )
+
+    commit = txn_codec().lost(TAKE_ALL, 60, reads, False)
+
+    assert commit.lines is not None
+    assert [(one.waiter, one.revision) for one in commit.lines["a"]] == [("other", 50)]
+    assert commit.lines["b/c"] == ()
+
+
+def test_the_end_of_a_claim_deletes_its_entries_in_the_same_txn() -> None:
+    ended = decided(LOCKED, HELD, c.Complete(token=TOKEN, digest=b"c")).job
+    lost = decided(LOCKED, None, c.Lose()).job
+
+    assert {*ENTRIES, KEYS.claim("j")} <= deletes(operation(Guard.HELD, LOCKED, ended, token=TOKEN))
+    assert {*ENTRIES, KEYS.claim("j")} <= deletes(operation(Guard.UNHELD, LOCKED, lost))
+
+
+def test_a_claim_of_as_many_locks_as_a_job_may_name_fits_into_a_txn() -> None:
+    locks = tuple(JobLock(name=f"lock-{at}") for at in range(8))
+    before = replace(PENDING, terms=replace(TERMS, locks=locks))
+    after = decided(before, None, c.ClaimIt(claim=CLAIM)).job
+
+    op = operation(Guard.READY, before, after, claim=CLAIM, want_spec=True, lock_revisions=(1,) * 8)
+
+    assert txn_codec().compile(op).width <= 128 - 80
+
+
+def _span(span: KeyRange) -> tuple[bytes, bytes]:
+    return span.start, span.end
+
+
+def _held_by_another() -> LockEntry:
+    return LockEntry(name="a", waiter="other", session="00000000000000aa", mode=LockMode.EXCLUSIVE)
