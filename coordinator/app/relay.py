@@ -1,7 +1,7 @@
 """Breaks the one circle of the composition: the store tells the index, and the index asks the store.
 
 The store is made with a relay, the index with the store; then the relay is bound. Nothing is told before.
-So it is with named locks and the lines of them, and with circuits.
+So it is with named locks and the lines of them, with circuits and with queues.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ from coordinator.ports import (
     CommitObserver,
     LockChanges,
     Operation,
+    QueueChanges,
     Session,
     Stored,
     StoredCircuit,
+    StoredQueue,
 )
 
-__all__ = ["ChangesRelay", "CircuitsRelay", "CommitRelay", "LocksRelay", "StopsRelay"]
+__all__ = ["ChangesRelay", "CircuitsRelay", "CommitRelay", "LocksRelay", "QueuesRelay", "StopsRelay"]
 
 
 class ChangesRelay:
@@ -119,6 +121,10 @@ class LocksRelay:
         """See ``ports.LockChanges``."""
         await self._bound.relist(namespace, revision)
 
+    def own_put(self, namespace: str, name: str, waiter: str, revision: int) -> LockEntry | None:
+        """See ``ports.LockChanges``."""
+        return self._bound.own_put(namespace, name, waiter, revision)
+
     def lock_put(self, namespace: str, entry: LockEntry) -> None:
         """See ``ports.LockChanges``."""
         self._bound.lock_put(namespace, entry)
@@ -172,3 +178,27 @@ class StopsRelay:
         """A running job is asked to stop."""
         assert self._target is not None, "the relay is bound before the store runs"
         self._target(namespace, job_id)
+
+
+class QueuesRelay:
+    """Implements ``ports.QueueChanges`` by handing everything on."""
+
+    def __init__(self) -> None:
+        self._target: QueueChanges | None = None
+
+    def bind(self, target: QueueChanges) -> None:
+        """From now on ``target`` is told."""
+        self._target = target
+
+    @property
+    def _bound(self) -> QueueChanges:
+        assert self._target is not None, "the relay is bound before the store runs"
+        return self._target
+
+    async def relist(self, namespace: str, revision: int) -> None:
+        """See ``ports.QueueChanges``."""
+        await self._bound.relist(namespace, revision)
+
+    def queue_changed(self, namespace: str, queue: str, stored: StoredQueue, revision: int) -> None:
+        """See ``ports.QueueChanges``."""
+        self._bound.queue_changed(namespace, queue, stored, revision)

@@ -72,6 +72,23 @@ class LockEntry:
     version: int = 0
     repeats: int = 0
 
+    def standing(self, revision: int, version: int) -> LockEntry:
+        """The same entry as it stands in the store."""
+        return LockEntry(
+            name=self.name,
+            waiter=self.waiter,
+            session=self.session,
+            mode=self.mode,
+            permits=self.permits,
+            job_id=self.job_id,
+            nonce=self.nonce,
+            value=self.value,
+            since_ms=self.since_ms,
+            revision=revision,
+            version=version,
+            repeats=self.repeats,
+        )
+
     @property
     def places(self) -> int | None:
         """How many may own beside each other; None: any number."""
@@ -109,6 +126,8 @@ def line_of(entries: Sequence[LockEntry]) -> Line:
 
     Entries of one revision came in one Txn; their names decide among them.
     """
+    if len(entries) == 1:
+        return Line((entries[0],), (), ())
     owners: list[LockEntry] = []
     waiters: list[LockEntry] = []
     misfits: list[LockEntry] = []

@@ -39,6 +39,7 @@ __all__ = [
 _MS_DIGITS: Final = 14
 _MAX_PADDED: Final = 10**_MS_DIGITS - 1
 _SAFE: Final = re.compile(r"[A-Za-z0-9._~-]+", re.ASCII)
+_SAFE_BYTES: Final = re.compile(rb"[A-Za-z0-9._~-]+")
 _NAME: Final = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}", re.ASCII)
 _IDENTIFIER: Final = re.compile(r"[A-Za-z0-9._-]{1,128}", re.ASCII)
 _MAX_TEXT: Final = 256
@@ -94,6 +95,8 @@ def name(text: str) -> bytes:
 
 def parse_text(part: bytes) -> str:
     """Undo ``segment``; refuses what ``segment`` would not have written."""
+    if _SAFE_BYTES.fullmatch(part) and len(part) <= _MAX_TEXT:
+        return part.decode()
     try:
         text = unquote_to_bytes(part).decode()
     except UnicodeDecodeError as error:

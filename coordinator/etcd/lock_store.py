@@ -34,8 +34,6 @@ __all__ = ["EtcdLockStore"]
 
 _NAMES_PER_READ: Final = 64
 _KEYS_PER_READ: Final = 128
-_LINE_GUESS: Final = 2048
-"""Expected bytes of one lock's entries: a few with small values."""
 
 
 class EtcdLockStore:
@@ -76,37 +74,30 @@ class EtcdLockStore:
         witness, lease = _witness(keys, asked)
         own = [keys.lock(entry.name, entry.waiter) for entry in asked]
         spans = [keys.lock_entries(entry.name) for entry in asked]
-        compares = [wire.lease_eq(witness, lease), *(wire.create_eq(key, 0) for key in own)]
-        elses = [wire.get(witness)]
+        compares = [wire.lease_eq(witness, lease)]
         if after is None:
-            elses += [wire.get(key) for key in own]
+            compares += [wire.create_eq(key, 0) for key in own]
         else:
+            # That nothing was added says that the own keys are absent, too.
             compares += [wire.range_mod_less(span.start, span.end, after + 1) for span in spans]
-            elses += [wire.get(span.start, span.end) for span in spans]
         result = await self._committer.commit(
             GuardedOp(
                 lanes=tuple(own),
-                adds=tuple(span.start for span in spans),
+                adds=tuple([span.start for span in spans]),
                 compares=tuple(compares),
                 thens=tuple(
-                    wire.put(key, encode_lock(entry), lease) for key, entry in zip(own, asked, strict=True)
+                    [wire.put(key, encode_lock(entry), lease) for key, entry in zip(own, asked, strict=True)]
                 ),
-                elses=tuple(elses),
+                # Not the lines: every winner would pay for what few losers need, who read them.
+                elses=(wire.get(witness),),
                 deadline=deadline,
-                reply_bytes=_LINE_GUESS * len(asked) if after else 256 * len(asked),
             )
         )
         if result.won:
             return LockCommit(won=True, revision=result.revision)
         held = one(result.responses[0])
         return LockCommit(
-            won=False,
-            revision=result.revision,
-            session_gone=held is None or held.lease != lease,
-            entries={
-                entry.name: self._entries(keys, response)
-                for entry, response in zip(asked, result.responses[1:], strict=True)
-            },
+            won=False, revision=result.revision, session_gone=held is None or held.lease != lease
         )
 
     async def adopt(self, namespace: str, found: Sequence[LockEntry], *, deadline: float) -> int:
@@ -148,7 +139,7 @@ class EtcdLockStore:
             else LockDeletion(
                 deleted=result.won,
                 revision=result.revision,
-                session_open=result.won or len(result.responses) < 2 or one(result.responses[1]) is not None,
+                session_open=result.won or not result.responses or one(result.responses[0]) is not None,
                 resent=result.resent,
             )
             for result in results
@@ -158,11 +149,9 @@ class EtcdLockStore:
     def _deletion(keys: NamespaceKeys, entry: LockEntry, untouched: bool, deadline: float) -> GuardedOp:
         key = keys.lock(entry.name, entry.waiter)
         guard = wire.mod_eq(key, entry.version) if untouched else wire.create_eq(key, entry.revision)
-        elses = [wire.get(key)]
-        if entry.session:
-            elses.append(wire.get(keys.session(entry.session)))
+        elses = (wire.get(keys.session(entry.session)),) if entry.session else ()
         return GuardedOp(
-            lanes=(key,), compares=(guard,), thens=(wire.delete(key),), elses=tuple(elses), deadline=deadline
+            lanes=(key,), compares=(guard,), thens=(wire.delete(key),), elses=elses, deadline=deadline
         )
 
     # --- read -------------------------------------------------------------------------------------

@@ -26,16 +26,12 @@ class LocksRead:
 
 @dataclass(frozen=True, slots=True)
 class LockCommit:
-    """What became of new entries. Won: all stand, created at ``revision``. Else none was put by this try.
-
-    ``entries``, of a loser: those of the locks asked for, as of ``revision``; of one that would wait, its own
-    alone. An own entry among them is that of an earlier try of the same call.
-    """
+    """What became of new entries. Won: all stand, created at ``revision``. Else none was put by this try: the
+    session has gone, or an entry stands in the way, perhaps one of an earlier try of the same call."""
 
     won: bool
     revision: int
     session_gone: bool = False
-    entries: Mapping[str, tuple[LockEntry, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +111,10 @@ class LockChanges(Protocol):
 
     async def relist(self, namespace: str, revision: int) -> None:
         """Start, or start again: list at ``revision`` or later, and expect changes after ``revision``."""
+
+    def own_put(self, namespace: str, name: str, waiter: str, revision: int) -> LockEntry | None:
+        """The entry that a put at ``revision`` has made, if it is this process's own and known already: the
+        watch then need not decode its echo."""
 
     def lock_put(self, namespace: str, entry: LockEntry) -> None:
         """An entry was made, or adopted."""

@@ -103,10 +103,13 @@ def check_text(found: Violations, field: str, text: str, limit: int, *, required
         if required:
             found.add(field, "is required")
         return
+    plain = text.isascii() and text.isprintable()
+    if plain and len(text) <= limit:
+        return
     size = _bytes(text)
     if size > limit:
         found.add(field, f"is {size} bytes long, the limit is {limit}")
-    if not (text.isascii() and text.isprintable()):
+    if not plain:
         control = _CONTROL.search(text)
         if control is not None:
             found.add(

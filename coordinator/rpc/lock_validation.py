@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from coordinator.core.lock_order import MAX_PERMITS
 from coordinator.rpc import limits
 from coordinator.rpc.field_checks import (
@@ -40,6 +42,13 @@ _MODES = frozenset(
 )
 
 
+_ACQUIRED: Final = tuple(f"names[{index}]" for index in range(limits.LOCKS_PER_ACQUIRE))
+_RELEASED: Final = tuple(
+    (f"locks[{index}]", f"locks[{index}].name", f"locks[{index}].fencing_token")
+    for index in range(limits.LOCKS_PER_RELEASE)
+)
+
+
 def _start(namespace: str) -> Violations:
     found = Violations()
     check_name(found, "namespace", namespace, required=False)
@@ -51,16 +60,17 @@ def check_acquire(request: pb.AcquireLockRequest, call_limits: CallLimits) -> No
     found = _start(request.namespace)
     check_request_id(found, request.request_id, required=True)
     check_session_id(found, "session_id", request.session_id)
-    if check_count(found, "names", len(request.names), 1, limits.LOCKS_PER_ACQUIRE):
+    names, mode = request.names, request.mode
+    if check_count(found, "names", len(names), 1, limits.LOCKS_PER_ACQUIRE):
         seen: set[str] = set()
-        for index, name in enumerate(request.names):
-            check_id(found, f"names[{index}]", name)
+        for field, name in zip(_ACQUIRED, names, strict=False):
+            check_id(found, field, name)
             if name in seen:
-                found.add(f"names[{index}]", "is named twice")
+                found.add(field, "is named twice")
             seen.add(name)
-    if request.mode not in _MODES:
-        found.add("mode", f"{request.mode} is not a lock mode")
-    elif request.mode == types_pb2.LOCK_MODE_SEMAPHORE:
+    if mode not in _MODES:
+        found.add("mode", f"{mode} is not a lock mode")
+    elif mode == types_pb2.LOCK_MODE_SEMAPHORE:
         check_number(found, "permits", request.permits, 1, MAX_PERMITS)
     elif request.permits not in (0, 1):
         found.add("permits", f"only a semaphore has permits, is {request.permits}")
@@ -78,14 +88,16 @@ def check_release_lock(request: pb.ReleaseLockRequest) -> None:
     found = _start(request.namespace)
     check_request_id(found, request.request_id)
     check_session_id(found, "session_id", request.session_id)
-    if check_count(found, "locks", len(request.locks), 1, limits.LOCKS_PER_RELEASE):
+    locks = request.locks
+    if check_count(found, "locks", len(locks), 1, limits.LOCKS_PER_RELEASE):
         seen: set[tuple[str, int]] = set()
-        for index, lock in enumerate(request.locks):
-            check_id(found, f"locks[{index}].name", lock.name)
-            check_token(found, f"locks[{index}].fencing_token", lock.fencing_token)
-            if (lock.name, lock.fencing_token) in seen:
-                found.add(f"locks[{index}]", "is named twice")
-            seen.add((lock.name, lock.fencing_token))
+        for (field, name_field, token_field), lock in zip(_RELEASED, locks, strict=False):
+            held = (lock.name, lock.fencing_token)
+            check_id(found, name_field, held[0])
+            check_token(found, token_field, held[1])
+            if held in seen:
+                found.add(field, "is named twice")
+            seen.add(held)
     found.check()
 
 

@@ -130,7 +130,8 @@ class Contention:
 
     def settled(self, caller: str, resource: Resource) -> None:
         """The caller held it and let go of it cleanly: its bucket is empty."""
-        self._buckets.pop((caller, resource), None)
+        if self._buckets:
+            self._buckets.pop((caller, resource), None)
 
     # -- what is remembered
 

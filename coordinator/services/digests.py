@@ -153,6 +153,6 @@ def claim_nonce(session_id: str, request_id: str) -> bytes:
 
 def lock_nonce(wish: LockWish) -> bytes:
     """16 bytes over all that a call asks of locks, so that its repeat knows its own entries."""
-    numbers = struct.pack(">2q", wish.mode.value, wish.permits)
+    numbers = struct.pack(">2q", wish.mode, wish.permits)
     texts = (wish.session_id.encode(), wish.request_id.encode(), _text_list(wish.names))
     return _fold(b"lk-lock-1", numbers, wish.value, *texts)[:_DIGEST_BYTES]

@@ -254,10 +254,7 @@ class LockAcquisition:
                 )
             if commit.session_gone:
                 raise session_not_found(call.session_id)
-            if at_once and commit.entries is not None:
-                seen = self._seen(call, commit.entries, commit.revision)
-            else:
-                seen = await self._read(call)
+            seen = await self._read(call)
         raise RequestError(Reason.TOO_MANY_REQUESTS, "the lock changes hands too fast", retry_after_ms=100)
 
     def _known(self, call: _Call) -> _Seen:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Coroutine, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Final
 
 from coordinator.core.lock_order import LockEntry
@@ -126,4 +126,4 @@ class LockCleanup:
 
 def put_at(entries: Sequence[LockEntry], revision: int, version: int = 0) -> list[LockEntry]:
     """Entries as they stand once they are put."""
-    return [replace(entry, revision=revision, version=version or revision) for entry in entries]
+    return [entry.standing(revision, version or revision) for entry in entries]

@@ -159,9 +159,11 @@ class LockLines:
         line = self._line(namespace, name)
         if line is None:
             return None
-        present = (*line.early.values(), *line.entries.values())
-        of_session = (entry for entry in present if entry.session == session)
-        return next((entry for entry in of_session if entry.revision == revision), None)
+        for kept in (line.early, line.entries):
+            for entry in kept.values():
+                if entry.revision == revision and entry.session == session:
+                    return entry
+        return None
 
     def of_session(self, namespace: str, session: str) -> list[LockEntry]:
         """What a session owns and waits for, as it seems."""
@@ -261,8 +263,10 @@ class LockLines:
         """
         space = self._spaces.setdefault(namespace, _Space())
         for entry in entries:
-            if entry.revision > self.known_to(namespace, entry.name):
-                line = space.lines.setdefault(entry.name, _Line())
+            line = space.lines.get(entry.name)
+            if entry.revision > max(space.passed, line.seen if line is not None else 0):
+                if line is None:
+                    line = space.lines[entry.name] = _Line()
                 line.early[entry.waiter] = entry
                 space.of_session[entry.session].add((entry.name, entry.waiter))
                 if complete:
@@ -271,10 +275,10 @@ class LockLines:
     def deleted(self, namespace: str, entry: LockEntry) -> None:
         """An own deletion was committed. The watch tells of it too, or has told already."""
         line = self._line(namespace, entry.name)
-        if line is None or entry.waiter not in {**line.entries, **line.early}:
+        if line is None:
             return
-        present = line.early.get(entry.waiter) or line.entries[entry.waiter]
-        if present.revision == entry.revision:
+        present = line.early.get(entry.waiter) or line.entries.get(entry.waiter)
+        if present is not None and present.revision == entry.revision:
             line.gone.add((entry.waiter, entry.revision))
             self._unindex(self._spaces[namespace], present)
 
@@ -297,6 +301,12 @@ class LockLines:
                 for event in events:
                     event.set()
 
+    def own_put(self, namespace: str, name: str, waiter: str, revision: int) -> LockEntry | None:
+        """See ``ports.LockChanges``."""
+        line = self._line(namespace, name)
+        own = line.early.get(waiter) if line is not None else None
+        return own if own is not None and own.version == revision else None
+
     def lock_put(self, namespace: str, entry: LockEntry) -> None:
         """See ``ports.LockChanges``."""
         space = self._spaces.setdefault(namespace, _Space())
@@ -313,10 +323,13 @@ class LockLines:
     def locks_passed(self, namespace: str, revision: int) -> None:
         """See ``ports.LockChanges``."""
         space = self._spaces.setdefault(namespace, _Space())
-        space.passed = max(space.passed, revision)
-        for name in list(space.lingering):
-            self._forget_empty(space, name)
-        self._tell(namespace, space)
+        if revision > space.passed:
+            space.passed = revision
+        if space.lingering:
+            for name in list(space.lingering):
+                self._forget_empty(space, name)
+        if space.changed:
+            self._tell(namespace, space)
 
     # -- safety
 
@@ -384,7 +397,9 @@ class LockLines:
         return space.lines.get(name) if space is not None else None
 
     def _keep(self, space: _Space, entry: LockEntry) -> None:
-        line = space.lines.setdefault(entry.name, _Line())
+        line = space.lines.get(entry.name)
+        if line is None:
+            line = space.lines[entry.name] = _Line()
         before = line.entries.get(entry.waiter)
         if before is not None and before.version > entry.version:
             return
@@ -393,7 +408,7 @@ class LockLines:
         early = line.early.get(entry.waiter)
         if early is not None and early.revision <= entry.revision:
             del line.early[entry.waiter]
-        if entry.session and (entry.waiter, entry.revision) not in line.gone:
+        if entry.session and not (line.gone and (entry.waiter, entry.revision) in line.gone):
             space.of_session[entry.session].add((entry.name, entry.waiter))
         space.changed.add(entry.name)
 
@@ -402,7 +417,8 @@ class LockLines:
         line = space.lines.get(name)
         if line is None:
             return
-        line.gone = {one for one in line.gone if one[0] != waiter or one[1] > up_to}
+        if line.gone:
+            line.gone = {one for one in line.gone if one[0] != waiter or one[1] > up_to}
         for kept in (line.early, line.entries):
             entry = kept.get(waiter)
             if entry is not None and entry.revision <= up_to:
@@ -410,7 +426,9 @@ class LockLines:
                 line.judged = None
                 if waiter not in line.early and waiter not in line.entries:
                     self._unindex(space, entry)
-        _wake(self._places.get((namespace, name), {}).get(waiter, ()))
+        by_waiter = self._places.get((namespace, name))
+        if by_waiter is not None:
+            _wake(by_waiter.get(waiter, ()))
         space.changed.add(name)
         self._forget_empty(space, name)
 
@@ -437,6 +455,8 @@ class LockLines:
     def _tell(self, namespace: str, space: _Space) -> None:
         """Wake the calls of those that own now, or have to go; one hand-over wakes one."""
         changed, space.changed = space.changed, set()
+        if not self._observers and not self._places:
+            return
         for name in changed:
             for event in self._observers.get((namespace, name), ()):
                 event.set()

@@ -16,7 +16,7 @@ from coordinator.core.lock_order import LockEntry, line_of
 from coordinator.errors import FieldViolation, Reason, RequestError, StorageError
 from coordinator.ports import Clock, LockDeletion, LocksRead, LockStore, NamespaceFeeds, Present, SessionStore
 from coordinator.services.contention import Contention, Resource
-from coordinator.services.fencing import FutureTokens, check_present, check_token, is_foreign
+from coordinator.services.fencing import FutureTokens, check_present, check_token
 from coordinator.services.lock_lines import LockLines
 from coordinator.services.lock_refusals import draining, lock_lost
 from coordinator.services.lock_values import LOCK, HeldName, LockListing, LockView
@@ -162,6 +162,9 @@ class Locks:
         return entry
 
     async def _check_futures(self, namespace: str, held: Sequence[HeldName], deadline: float) -> None:
+        present = self._present.token()
+        if all(one.token <= present for one in held):
+            return
         highest = max(held, key=lambda one: one.token)
         error = await check_token(self._present, highest.token, highest.name, deadline=deadline, kind="name")
         if error is not None:
@@ -172,25 +175,24 @@ class Locks:
         self, namespace: str, session_id: str, held: Sequence[HeldName], deadline: float
     ) -> list[LockEntry | None]:
         """What the session holds by these tokens; the store is asked for what is not known here."""
-        found: dict[HeldName, LockEntry] = {}
+        found: list[LockEntry | None] = []
         for one in held:
-            if not is_foreign(self._present, one.token):
-                revision = split_token(one.token).revision
-                entry = self._lines.entry(namespace, one.name, session=session_id, revision=revision)
-                if entry is not None:
-                    found[one] = entry
-        unknown = [one.name for one in held if one not in found]
+            epoch, revision = split_token(one.token)
+            known = epoch == self._present.epoch
+            found.append(
+                self._lines.entry(namespace, one.name, session=session_id, revision=revision)
+                if known
+                else None
+            )
+        unknown = [one.name for one, entry in zip(held, found, strict=True) if entry is None]
         if unknown:
             read = await self._read(namespace, list(dict.fromkeys(unknown)), deadline)
-            for one in held:
+            for at, one in enumerate(held):
                 entry = self._with_token(read.entries.get(one.name, ()), one.token)
                 if entry is not None and entry.session == session_id:
-                    found[one] = entry
+                    found[at] = entry
         # What a claim holds is given back by the claim's end alone.
-        return [
-            entry if entry is not None and not entry.job_id else None
-            for entry in (found.get(one) for one in held)
-        ]
+        return [entry if entry is not None and not entry.job_id else None for entry in found]
 
     async def _is_open(self, namespace: str, session_id: str, known: bool | None, deadline: float) -> bool:
         if known is not None:

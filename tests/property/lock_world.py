@@ -77,6 +77,10 @@ class LockWorld:
 
     # -- the judge
 
+    def own_put(self, namespace: str, name: str, waiter: str, revision: int) -> LockEntry | None:
+        """As of `lock_put`."""
+        return None
+
     def lock_put(self, namespace: str, entry: LockEntry) -> None:
         """The judge hears every change at once."""
 

@@ -33,7 +33,8 @@ class Watch:
         for _ in range(min(count, len(self.pending))):
             revision, put, gone = self.pending.pop(0)
             for entry in put:
-                self.listener.lock_put(self.namespace, entry)
+                own = self.listener.own_put(self.namespace, entry.name, entry.waiter, entry.version)
+                self.listener.lock_put(self.namespace, own or entry)
             for entry in gone:
                 self.listener.lock_deleted(self.namespace, entry.name, entry.waiter, revision)
             self.listener.locks_passed(self.namespace, revision)
@@ -134,15 +135,7 @@ class MemoryLocks:
             raise unknown
         if won:
             return LockCommit(won=True, revision=revision)
-        if after is None:
-            waiter = asked[0].waiter
-            lines = {name: [one for one in line if one.waiter == waiter] for name, line in lines.items()}
-        return LockCommit(
-            won=False,
-            revision=revision,
-            session_gone=session not in self.sessions,
-            entries={name: tuple(line) for name, line in lines.items()},
-        )
+        return LockCommit(won=False, revision=revision, session_gone=session not in self.sessions)
 
     async def adopt(self, namespace: str, found: Sequence[LockEntry], *, deadline: float) -> int:
         """See ``ports.LockStore``."""

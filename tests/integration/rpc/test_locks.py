@@ -25,7 +25,7 @@ from tests.support.polling import eventually
 from tests.support.tcp_proxy import ProxyMode, TcpProxy
 from tests.unit.rpc.fakes import Told, refusal
 
-SHARED, SEMAPHORE = types_pb2.LOCK_MODE_SHARED, pb.LOCK_MODE_SEMAPHORE
+SHARED, SEMAPHORE = types_pb2.LOCK_MODE_SHARED, types_pb2.LOCK_MODE_SEMAPHORE
 
 
 @dataclass
