@@ -22,6 +22,7 @@
     │   ├── Compacted                   the revision asked for is gone
     │   ├── FutureRevision              the revision asked for does not exist yet: the store went back
     │   └── ClusterChanged              another cluster answers at the same address
+    ├── CacheAway                       the reference cache is down, slow, full or refuses
     ├── CodecError                      a stored value cannot be decoded
     ├── KeyFormatError                  a key was not built by ``etcd/keys.py``
     └── ConfigError                     settings that cannot work together
@@ -34,6 +35,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 __all__ = [
+    "CacheAway",
     "ClusterChanged",
     "CodecError",
     "Compacted",
@@ -216,6 +218,10 @@ class FutureRevision(StorageError):
 
 class ClusterChanged(StorageError):
     """Another etcd cluster answers at the same endpoints."""
+
+
+class CacheAway(LeasekeeperError):
+    """The reference cache cannot be used now. Do without it; nothing else depends on it."""
 
 
 class CodecError(LeasekeeperError):
