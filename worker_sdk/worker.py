@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
@@ -11,7 +12,7 @@ from worker_sdk._handlers import AsyncFunction, HandlerTable, PoolName, ProcessF
 from worker_sdk._seams import Seams
 from worker_sdk._worker_run import RunPlan, WorkerRun
 from worker_sdk.config import ConnectionConfig, WorkerConfig
-from worker_sdk.errors import ConfigError
+from worker_sdk.errors import ConfigError, ForkedProcess
 from worker_sdk.stats import WorkerHealth, WorkerStats
 
 __all__ = ["Worker"]
@@ -63,6 +64,7 @@ class Worker:
         self._ready = asyncio.Event()
         self._run: WorkerRun | None = None
         self._stop_early = False
+        self._pid = os.getpid()
 
     @property
     def queues(self) -> tuple[str, ...]:
@@ -125,7 +127,9 @@ class Worker:
         Raises:
             LeasekeeperError: the coordinator refuses this worker (permission, bad settings).
             ConfigError: a queue has no handler, or the worker runs already.
+            ForkedProcess: the worker runs in the parent of this process.
         """
+        self._refuse_fork()
         if self._run is not None:
             raise ConfigError("this worker runs already")
         for queues in self._limits:
@@ -141,6 +145,7 @@ class Worker:
             seams=self._seams,
         )
         self._run = WorkerRun(plan, self._ready)
+        self._pid = os.getpid()
         try:
             if self._stop_early:
                 self._run.stop()
@@ -152,11 +157,22 @@ class Worker:
         """Ask the worker to stop, as a signal does.
 
         *now*: without waiting for handlers. Call it on its loop.
+
+        Raises:
+            ForkedProcess: the worker runs in the parent of this process.
         """
+        self._refuse_fork()
         if self._run is None:
             self._stop_early = True
         else:
             self._run.stop(now=now)
+
+    def _refuse_fork(self) -> None:
+        if self._run is not None and os.getpid() != self._pid:
+            raise ForkedProcess(
+                "this worker runs in the parent process, and its connections do not pass over a fork:"
+                " start a program of its own, or use pool='process'"
+            )
 
     async def ready(self) -> None:
         """Wait until the worker has a session. Call it on its loop."""

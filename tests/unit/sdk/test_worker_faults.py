@@ -268,6 +268,34 @@ async def test_missing_permission_ends_the_worker_with_its_error(server: FakeCoo
     assert len(server.calls["CloseSession"]) == 1
 
 
+@pytest.mark.parametrize("kind", ["async", "plain"])
+async def test_139_a_forked_child_can_neither_run_nor_stop_its_parents_worker(
+    server: FakeCoordinator, working: Working, kind: str
+) -> None:
+    worker = make(server)
+
+    def fork() -> str:
+        child = os.fork()
+        if child == 0:
+            refusals = 0
+            for call in (worker.stop, lambda: worker.run().send(None)):
+                try:
+                    call()
+                except ForkedProcess:
+                    refusals += 1
+            os._exit(refusals)
+        return str(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    async def on_loop(ctx: Context) -> str:
+        return fork()
+
+    worker.handler("t")(on_loop if kind == "async" else lambda ctx: fork())
+    server.add("j")
+    async with working(worker):
+        await eventually(lambda: server.how("j") == ["complete"])
+    assert server.jobs["j"].settlements[0].complete.result == b"2"
+
+
 async def test_139_a_forked_child_neither_settles_nor_ends_its_parents_claim(
     server: FakeCoordinator, working: Working
 ) -> None:
