@@ -34,6 +34,7 @@ __all__ = ["Index", "IndexConfig"]
 # Looked up once: a member of an enum costs thirty times what a global costs.
 _READY: Final = Slot.READY
 _RUNNING: Final = JobState.RUNNING
+_KINDS: Final = ("ready", "claim", "session", "cancel")
 _END: Final = Rank(10**14 - 1, 10**14 - 1)
 """Behind every rank: as much as a key has room for."""
 _NEWEST: Final = 2**63 - 1
@@ -186,6 +187,13 @@ class Index:
     async def relist(self, namespace: str, revision: int) -> None:
         """List types, first stretches, claims and sessions of a namespace."""
         self._listed.discard(namespace)
+        if any(self._passed[namespace, kind] > revision for kind in _KINDS):
+            # A list shows all that a watch has told before it, so the store was set back. What was known of the
+            # history that is gone would hide the restored one, whose revisions are lower.
+            for kind in _KINDS:
+                self._passed[namespace, kind] = revision
+            self._own_deletes.clear()
+            self._doubted.clear()
         deadline = self._deadline()
         pairs = [(namespace, q, t) for q, t in await self._jobs.list_types(namespace, deadline=deadline)]
         for pair in pairs:
@@ -198,7 +206,7 @@ class Index:
         claims = await self._jobs.list_claims(namespace, deadline=self._deadline())
         sessions = await self._session_store.list_sessions(namespace, deadline=self._deadline())
         self._holders.reset(namespace, claims, sessions)
-        for kind in ("ready", "claim", "session", "cancel"):
+        for kind in _KINDS:
             self._passed[namespace, kind] = max(self._passed[namespace, kind], revision)
         for pair in pairs:
             await self._fill(pair)

@@ -134,3 +134,22 @@ async def test_a_job_that_comes_while_its_stretch_is_listed_is_handed_out_at_onc
         await c.index.refill_once()
     assert "late" in taken
     assert len(taken) == 10
+
+
+async def test_what_was_known_of_a_history_that_is_gone_hides_no_job_of_the_restored_one() -> None:
+    c = await bench_with()
+    await c.submit("a", "b")
+    kept, revision = dict(c.etcd.keys), c.etcd.revision
+    for number in range(5):
+        await c.submit(f"later{number}")
+    assert "a" in ids(await c.claim(n=2, request="r-before"))
+    c.index.passed(NS, "ready", c.etcd.revision)
+
+    c.etcd.keys, c.etcd.revision = kept, revision
+    await c.index.relist(NS, revision)
+    assert sorted(ids(await c.claim(n=10, request="r-after"))) == ["a", "b"]
+
+    window = c.index.window((NS, "q", "t"))
+    assert window is not None
+    await c.submit("c")
+    assert [entry.stored.job.job_id for entry in window.peek(10)] == ["c"], "own commits count again"
