@@ -188,8 +188,8 @@ class Index:
         """List types, first stretches, claims and sessions of a namespace."""
         self._listed.discard(namespace)
         if any(self._passed[namespace, kind] > revision for kind in _KINDS):
-            # A list shows all that a watch has told before it, so the store was set back. What was known of the
-            # history that is gone would hide the restored one, whose revisions are lower.
+            # A list shows all that a watch has told before it, so the store was set back. What was known of
+            # the history that is gone would hide the restored one, whose revisions are lower.
             for kind in _KINDS:
                 self._passed[namespace, kind] = revision
             self._own_deletes.clear()
