@@ -54,6 +54,7 @@ class Holder:
 
     Attributes:
         session: waits for a session; its generation and id.
+        current: the generation of the session that is open, 0 if there is none.
         suspect: a coordinator says that this session is gone.
         held: claims on the present session.
         admit: takes over claimed jobs; a session that is over takes none.
@@ -62,6 +63,7 @@ class Holder:
     """
 
     session: Callable[[], Coroutine[Any, Any, tuple[int, str]]]
+    current: Callable[[], int]
     suspect: Callable[[int], None]
     held: Callable[[], int]
     admit: Callable[[int, Sequence[ClaimedJob], Pool], None]

@@ -198,6 +198,16 @@ class ClaimBook:
                         effects.cancelled.append(claim)
         return effects
 
+    def asked_to_stop(self, claims: Iterable[tuple[str, int]]) -> BeatEffects:
+        """Take in a request to stop (job id, token) that came before a beat's verdict says so too."""
+        effects = BeatEffects()
+        with self._lock:
+            for key in claims:
+                claim = self._claims.get(key)
+                if claim is not None and claim.phase is ClaimPhase.RUNNING:
+                    effects.cancelled.append(claim)
+        return effects
+
     def _lose(self, claim: HeldClaim, lost: list[HeldClaim], *, given_away: bool) -> None:
         if claim.phase is ClaimPhase.SETTLING:
             # Perhaps it is gone because the settlement counted; only its answer tells.

@@ -19,6 +19,7 @@ __all__ = [
     "backoff_delay",
     "beat_interval",
     "beat_timeout",
+    "credit_size",
     "poll_size",
 ]
 
@@ -70,6 +71,15 @@ def poll_size(
     """
     share = -(-limit // loops)
     return max(0, min(limit - busy - promised, share, batch, capacity - held - promised))
+
+
+def credit_size(*, limit: int, outstanding: int, free: int) -> int:
+    """Return for how many jobs more leave is to be given now; 0: none yet.
+
+    All that is *free*. While more than half of the slots have leave outstanding, small amounts are gathered
+    first: a message for each job that ends would cost more than the wait saves.
+    """
+    return 0 if outstanding * 2 > limit and free * 16 < limit else free
 
 
 class ClaimPhase(Enum):

@@ -9,6 +9,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from worker_sdk._claim_feed import ClaimFeed
 from worker_sdk._claimer import Claimer, ClaimerConfig, Holder
 from worker_sdk._claims import BeatEffects, ClaimBook, HeldClaim
 from worker_sdk._handlers import HandlerTable
@@ -20,6 +21,7 @@ from worker_sdk._seams import Seams
 from worker_sdk._session import Session
 from worker_sdk._settler import Settler, SettlerConfig
 from worker_sdk._signals import StopSignals
+from worker_sdk._stream_link import Lane, StreamConfig, StreamLink, StreamListener
 from worker_sdk._threads import HandlerThreads
 from worker_sdk._transport.channel import CoordinatorChannel
 from worker_sdk._transport.worker_calls import WorkerCalls
@@ -80,7 +82,6 @@ class WorkerRun:
         self._session_open = asyncio.Event()
         self._current = (0, "")
         self._error: Exception | None = None
-        self._asking: list[Claimer] = []
         self._turns = 0
         self._turned_at = plan.seams.now()
         self._ticker: asyncio.TimerHandle | None = None
@@ -88,8 +89,26 @@ class WorkerRun:
         self._channel = CoordinatorChannel(plan.connection, plan.seams)
         self._calls = WorkerCalls(self._channel, plan.connection.namespace)
         timeouts = plan.connection.timeouts
+        self._lanes = [
+            Lane(
+                pool=Pool(queues=queues, limit=limit, freed=asyncio.Event()),
+                wanted=plan.table.wanted(queues),
+            )
+            for queues, limit in plan.limits.items()
+        ]
+        holder = Holder(
+            session=self._open_session,
+            current=lambda: self._current[0],
+            suspect=self._suspect,
+            held=self._book.__len__,
+            admit=self._admit,
+            give_back=self._give_back,
+            stopping=self._claim_no_more,
+        )
+        self._link = self._make_link(holder) if plan.config.transport == "stream" else None
+        self._feed = ClaimFeed(self._claimers, holder, self._link)
         self._settler = Settler(
-            self._calls.settle,
+            self._calls.settle if self._link is None else self._link.settle,
             answered=self._book.forget,
             refused=self._settlement_refused,
             config=SettlerConfig(
@@ -140,7 +159,6 @@ class WorkerRun:
         Raises:
             Exception: what made the worker end by itself.
         """
-        claimers = self._asking = self._claimers()
         signals = StopSignals(self._signalled)
         if self._config.handle_signals:
             signals.__enter__()
@@ -150,7 +168,9 @@ class WorkerRun:
         try:
             async with asyncio.TaskGroup() as group:
                 settling = group.create_task(self._settler.run())
-                claiming = [group.create_task(self._guard(claimer.run())) for claimer in claimers]
+                claiming = [group.create_task(self._guard(self._feed.run()))]
+                if self._link is not None:
+                    group.create_task(self._guard(self._link.run()))
                 try:
                     await self._stopping.wait()
                 except asyncio.CancelledError:
@@ -159,6 +179,8 @@ class WorkerRun:
                     raise
                 await self._shut_down(claiming)
                 self._settler.stop()
+                if self._link is not None:
+                    self._link.close()
                 await settling
         finally:
             if self._ticker is not None:
@@ -176,20 +198,10 @@ class WorkerRun:
     def _close_timeout(self) -> float:
         return self._plan.connection.timeouts.close
 
-    def _claimers(self) -> list[Claimer]:
-        holder = Holder(
-            session=self._open_session,
-            suspect=self._suspect,
-            held=self._book.__len__,
-            admit=self._admit,
-            give_back=self._give_back,
-            stopping=self._claim_no_more,
-        )
+    def _claimers(self, holder: Holder) -> list[Claimer]:
         claimers = []
-        for queues, limit in self._plan.limits.items():
-            pool = Pool(queues=queues, limit=limit, freed=asyncio.Event())
-            wanted = self._plan.table.wanted(queues)
-            loops = self._config.claim_loops or max(1, min(_MOST_LOOPS, limit // _SLOTS_PER_LOOP))
+        for lane in self._lanes:
+            loops = self._config.claim_loops or max(1, min(_MOST_LOOPS, lane.pool.limit // _SLOTS_PER_LOOP))
             config = ClaimerConfig(
                 poll_wait=self._config.poll_wait,
                 batch=self._config.claim_batch,
@@ -197,9 +209,27 @@ class WorkerRun:
                 retry=self._plan.connection.retry,
             )
             claimers += [
-                Claimer(pool, wanted, self._calls, holder, config, self._seams) for _ in range(loops)
+                Claimer(lane.pool, lane.wanted, self._calls, holder, config, self._seams)
+                for _ in range(loops)
             ]
         return claimers
+
+    def _make_link(self, holder: Holder) -> StreamLink:
+        connection = self._plan.connection
+        return StreamLink(
+            self._lanes,
+            self._channel,
+            connection.namespace,
+            holder,
+            StreamListener(
+                asked=lambda claims: self.beat_answered(self._book.asked_to_stop(claims)),
+                commanded=self.commanded,
+                joined=lambda: self._session.hurry(),
+            ),
+            self._calls.settle,
+            StreamConfig(retry=connection.retry),
+            self._seams,
+        )
 
     def _tick(self) -> None:
         # The sign that the event loop turns, and with it the handlers on it.
@@ -229,7 +259,7 @@ class WorkerRun:
     def health(self) -> WorkerHealth:
         """How the worker does now; from any thread."""
         now = self._seams.now()
-        asking = [(c.asking_since, c.tried_at) for c in self._asking]
+        asking = [(c.asking_since, c.tried_at) for c in self._feed.asking()]
         polls = [(now - since, now - tried) for since, tried in asking if since is not None]
         health = WorkerHealth(
             session_safe_for=max(0.0, self._book.session_deadline - now),

@@ -180,6 +180,8 @@ class WorkerConfig:
         session_ttl: wanted TTL of the session; a dead worker's jobs run elsewhere after about this time.
         identity: who this is, for people; empty: host and pid.
         labels: facts about this worker, stored with its session.
+        transport: ``stream``: jobs are pushed on one stream, and polled for where none can be kept open;
+            ``poll``: polled for.
         poll_wait: how long one claim call waits for a job, at most 30.
         claim_batch: most jobs in one claim call, 1-100.
         claim_loops: claim calls under way at a time for each pool; 0: as many as its concurrency calls for.
@@ -202,6 +204,7 @@ class WorkerConfig:
     session_ttl: float = 10.0
     identity: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
+    transport: Literal["stream", "poll"] = "stream"
     poll_wait: float = 20.0
     claim_batch: int = _MAX_BATCH
     claim_loops: int = 0
@@ -221,6 +224,10 @@ class WorkerConfig:
         _require(
             _MIN_TTL_SECONDS <= self.session_ttl <= _MAX_TTL_SECONDS,
             f"session_ttl is {self.session_ttl} s: must lie in {_MIN_TTL_SECONDS:g}-{_MAX_TTL_SECONDS:g} s",
+        )
+        _require(
+            self.transport in ("stream", "poll"),
+            f"transport is {self.transport!r}: must be 'stream' or 'poll'",
         )
         _require(
             0 < self.poll_wait <= _MAX_POLL_SECONDS,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections import deque
 from collections.abc import AsyncGenerator
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import grpc
 import grpc.aio
@@ -14,6 +15,7 @@ from google.protobuf.message import Message
 from worker_sdk._convert.status import from_rpc_failure
 from worker_sdk._machine import backoff_delay
 from worker_sdk._seams import Seams
+from worker_sdk._transport.duplex import Duplex
 from worker_sdk._transport.methods import Method
 from worker_sdk._transport.options import channel_arguments, credentials, metadata
 from worker_sdk.config import ConnectionConfig
@@ -39,6 +41,10 @@ Q = TypeVar("Q", bound=Message)
 A = TypeVar("A", bound=Message)
 
 _ELSEWHERE = (Unavailable, OutcomeUnknown, DeadlineExceeded)
+_KINDS = {"unary": "unary_unary", "stream": "unary_stream", "duplex": "stream_stream"}
+# The longest call, a long poll or a stream of changes, ends before; `Timeouts.stream` may be longer, and then
+# its owner resumes it.
+_RETIRED_SECONDS = 60.0
 
 
 def repeatable(error: LeasekeeperError) -> bool:
@@ -63,6 +69,7 @@ class CoordinatorChannel:
         self._metadata = metadata(config)
         self._channels: dict[str, grpc.aio.Channel] = {}
         self._callables: dict[tuple[str, str], Any] = {}
+        self._retired: deque[tuple[float, grpc.aio.Channel]] = deque()
         self._pid = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
@@ -98,6 +105,7 @@ class CoordinatorChannel:
         # A second asyncio.run of the same process: what belonged to the closed loop is of no use any more.
         self._channels.clear()
         self._callables.clear()
+        self._retired.clear()
         self._loop = loop
 
     def _channel(self, address: str) -> grpc.aio.Channel:
@@ -112,12 +120,13 @@ class CoordinatorChannel:
             self._channels[address] = channel
         return channel
 
-    def _callable(self, method: Method[Q, A], address: str, *, stream: bool) -> Any:
+    def _callable(
+        self, method: Method[Q, A], address: str, kind: Literal["unary", "stream", "duplex"]
+    ) -> Any:
         made = self._callables.get((method.path, address))
         if made is None:
             channel = self._channel(address)
-            make = channel.unary_stream if stream else channel.unary_unary
-            made = make(
+            made = getattr(channel, _KINDS[kind])(
                 method.path,
                 request_serializer=method.request.SerializeToString,
                 response_deserializer=method.answer.FromString,
@@ -148,7 +157,7 @@ class CoordinatorChannel:
         """
         self._check()
         address = self._addresses[self._current]
-        call = self._callable(method, address, stream=False)
+        call = self._callable(method, address, "unary")
         try:
             answer: A = await call(request, timeout=timeout, metadata=self._metadata)
         except grpc.aio.AioRpcError as error:
@@ -228,7 +237,7 @@ class CoordinatorChannel:
         """
         self._check()
         address = self._addresses[self._current]
-        call = self._callable(method, address, stream=True)(request, timeout=timeout, metadata=self._metadata)
+        call = self._callable(method, address, "stream")(request, timeout=timeout, metadata=self._metadata)
         try:
             async for message in call:
                 yield message
@@ -242,12 +251,37 @@ class CoordinatorChannel:
         finally:
             call.cancel()
 
+    def duplex(self, method: Method[Q, A]) -> Duplex[Q, A]:
+        """Begin a stream both ways to the present endpoint; see `Duplex`."""
+        self._check()
+        address = self._addresses[self._current]
+        call = self._callable(method, address, "duplex")(metadata=self._metadata)
+        return Duplex(call, lambda error: self._failure(method, error, address), address)
+
+    async def leave(self, address: str) -> None:
+        """Make a new connection for what comes next: that to *address* does not answer.
+
+        The next call goes to the next endpoint. Calls under way keep the old connection; it is closed when
+        they must have ended.
+        """
+        self._move_on(address)
+        channel = self._channels.pop(address, None)
+        if channel is None:
+            return
+        self._callables = {key: made for key, made in self._callables.items() if key[1] != address}
+        now = self._seams.now()
+        self._retired.append((now, channel))
+        while self._retired and now - self._retired[0][0] > _RETIRED_SECONDS:
+            await self._retired.popleft()[1].close()
+
     async def close(self) -> None:
         """Close all connections; calls under way end with `ClientClosed`. Repeating it does nothing."""
         if self._closed:
             return
         self._closed = True
         channels, self._channels = list(self._channels.values()), {}
+        channels += [channel for _, channel in self._retired]
+        self._retired.clear()
         self._callables.clear()
         if self._loop is asyncio.get_running_loop() and os.getpid() == self._pid:
             for channel in channels:

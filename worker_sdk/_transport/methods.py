@@ -34,6 +34,7 @@ __all__ = [
     "UPDATE_JOB",
     "WAIT_JOB",
     "WATCH_JOBS",
+    "WORK",
     "Method",
 ]
 
@@ -77,6 +78,8 @@ SETTLE_JOBS = Method(_WORK + "SettleJobs", work_pb.SettleJobsRequest, work_pb.Se
 SAVE_CHECKPOINT = Method(
     _WORK + "SaveCheckpoint", work_pb.SaveCheckpointRequest, work_pb.SaveCheckpointResponse, True
 )
+# What an unanswered settlement on it means is its owner's to say.
+WORK = Method(_WORK + "Work", work_pb.WorkRequest, work_pb.WorkResponse, False)
 ACQUIRE_LOCK = Method(_LOCKS + "AcquireLock", lock_pb.AcquireLockRequest, lock_pb.AcquireLockResponse, True)
 RELEASE_LOCK = Method(_LOCKS + "ReleaseLock", lock_pb.ReleaseLockRequest, lock_pb.ReleaseLockResponse, True)
 CHECK_TOKEN = Method(_LOCKS + "CheckToken", lock_pb.CheckTokenRequest, lock_pb.CheckTokenResponse, False)

@@ -47,7 +47,8 @@ async def test_001_a_claim_whose_reply_never_came_is_claimed_again_as_the_same_a
     endpoint: str, client: JobClient
 ) -> None:
     async with TcpProxy(endpoint) as proxy:
-        worker = Worker(connection(proxy.endpoint), queues={"q": 1}, config=WorkerConfig(session_ttl=10))
+        config = WorkerConfig(session_ttl=10, transport="poll")
+        worker = Worker(connection(proxy.endpoint), queues={"q": 1}, config=config)
         runs = counting(worker)
         async with working(worker):
             # Old enough to have reached the coordinator: through half a line it could not connect.
