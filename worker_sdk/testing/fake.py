@@ -192,6 +192,18 @@ class FakeCoordinator:
             upkeep.lose(self._stage.world, record)
             self._stage.changed.notify_all()
 
+    def expire_session(self, session_id: str, *, namespace: str = "default") -> None:
+        """End one session, as if its worker had died: all that it holds is lost.
+
+        Raises:
+            ValueError: there is no such session.
+        """
+        with self._stage.changed:
+            if (namespace, session_id) not in self._stage.world.sessions:
+                raise ValueError(f"there is no session {session_id!r}")
+            upkeep.end_session(self._stage.world, (namespace, session_id))
+            self._stage.changed.notify_all()
+
     def expire_sessions(self) -> None:
         """End every session, as if no worker had beaten for a TTL: all that they hold is lost."""
         with self._stage.changed:
