@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import Final
 
 from coordinator.app.foundation import lay_foundation
-from coordinator.app.locks import compose_locks
+from coordinator.app.locks import compose_locks, compose_parking
 from coordinator.app.parts import Parts, Role
+from coordinator.app.queues import compose_queues
 from coordinator.app.readings import service_readings
 from coordinator.app.recovery import compose_recovery
 from coordinator.app.relay import StopsRelay
@@ -22,7 +23,6 @@ from coordinator.reconciler.take_away import TakeAwayPass
 from coordinator.rpc.admin_servicer import AdminServicer, AdminUseCases
 from coordinator.rpc.job_servicer import JobServicer, JobUseCases
 from coordinator.rpc.methods import SERVICES
-from coordinator.rpc.queue_servicer import QueueServicer, QueueUseCases
 from coordinator.rpc.work_servicer import WorkServicer
 from coordinator.rpc.worker_servicer import WorkerServicer, WorkerUseCases
 from coordinator.services.abandoned import Abandoned
@@ -35,8 +35,8 @@ from coordinator.services.index import Index, IndexConfig
 from coordinator.services.job_changes import JobChanges
 from coordinator.services.job_lines import JobLines
 from coordinator.services.late_calls import LateCalls
+from coordinator.services.pause_gate import PauseGate
 from coordinator.services.queries import Queries
-from coordinator.services.queue_stats import QueueStats
 from coordinator.services.redelivery import Redelivery
 from coordinator.services.redrive import Redrive
 from coordinator.services.retrying import Retrying
@@ -73,6 +73,7 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
     late = LateCalls(store.jobs, notices, metrics, clock)
     waiters, lines = Waiters(), JobLines()
     base.circuits.freed = waiters.wake_one
+    gate = PauseGate(base.circuits, base.queues.paused)
     arrivals = Arrivals(
         waiters, lines, own_id=base.own_id, members=store.membership.dispatchers, preferred=preferred
     )
@@ -87,6 +88,7 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
         cancelled=stops.asked,
     )
     base.changes.bind(index)
+    parking = compose_parking(base, locks, index, arrived=arrivals.arrived, of_one=lines.arrived)
     abandoned = Abandoned(store.jobs, clock, arrived=arrivals.arrived)
     redelivery = Redelivery(store.jobs, store.sessions)
     delivery = Delivery(store.jobs, redelivery, abandoned, clock, timeout=DispatchConfig().commit_timeout)
@@ -104,9 +106,10 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
         clock,
         ClaimByIdConfig(),
         expired=lambda namespace, job_id: recovery.due_loop.wake(),
-        circuits=base.circuits,
+        circuits=gate,
+        locks=parking,
     )
-    base.commits.bind((index, recovery.due, by_id, base.circuits.outcomes))
+    base.commits.bind((index, parking.locks, recovery.due, by_id, base.circuits.outcomes))
     take_away = TakeAwayPass(store.jobs, clock, entropy, again=holders.report_again, notices=notices)
     dispatch = Dispatch(
         store.jobs,
@@ -125,7 +128,8 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
         entropy,
         DispatchConfig(),
         expired=lambda namespace, job_id: recovery.due_loop.wake(),
-        circuits=base.circuits,
+        circuits=gate,
+        locks=parking,
     )
     sessions = Sessions(
         store.jobs,
@@ -149,7 +153,9 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
     )
     jobs = JobServicer(
         JobUseCases(
-            submission=Submission(store.jobs, store.namespaces, store.gauge, clock, entropy),
+            submission=Submission(
+                store.jobs, store.namespaces, store.gauge, clock, entropy, settings=base.queues.settings
+            ),
             changes=JobChanges(store.jobs, holders, clock),
             retrying=retrying,
             redrive=Redrive(store.jobs, retrying, store.gauge, clock),
@@ -160,7 +166,14 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
         limits,
     )
     settlement = SettlementService(
-        store.jobs, holders, store.present, clock, entropy, notices=notices, late=late.add
+        store.jobs,
+        holders,
+        store.present,
+        clock,
+        entropy,
+        notices=notices,
+        late=late.add,
+        settings=base.queues.settings,
     )
     streams = WorkStreams(
         dispatch,
@@ -179,11 +192,7 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
         limits,
         WorkServicer(streams, sessions, settlement, clock, entropy, coordinator_id=base.own_id),
     )
-    queues = QueueServicer(
-        QueueUseCases(
-            stats=QueueStats(index, holders, base.circuits, store.namespaces), circuits=base.circuits
-        )
-    )
+    queues = compose_queues(base, index, holders, waiters)
     admin = AdminServicer(AdminUseCases(reconcile=ByHand(recovery.passes, clock), notices=notices))
     metrics.expose(service_readings(index, dispatch, late, base.circuits))
     return Parts(
@@ -194,18 +203,20 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
             "leasekeeper.v1.JobService": jobs,
             "leasekeeper.v1.WorkerService": workers,
             "leasekeeper.v1.LockService": locks.servicer,
-            "leasekeeper.v1.QueueService": queues,
+            "leasekeeper.v1.QueueService": queues.servicer,
             "leasekeeper.v1.AdminService": admin,
         },
         background={
             "index": index.run,
             "abandoned": abandoned.run,
+            "parking": parking.run,
             "late calls": late.run,
             "take away": take_away.run,
             "work streams": streams.run,
             **base.background,
             **recovery.background,
             **locks.background,
+            **queues.background,
         },
         listed=lambda: all(index.ready(name) for name in store.namespaces.namespaces()),
         drains=(streams.drain, dispatch.drain, subscription.drain, *locks.drains),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from coordinator.app.readings import notice_readings, store_readings
-from coordinator.app.relay import ChangesRelay, CircuitsRelay, CommitRelay, LocksRelay
+from coordinator.app.relay import ChangesRelay, CircuitsRelay, CommitRelay, LocksRelay, QueuesRelay
 from coordinator.app.store_settings import circuit_config, store_config
 from coordinator.config import NoticeSettings, Settings
 from coordinator.core.fencing import Position
@@ -22,6 +22,7 @@ from coordinator.ports import Clock, Entropy
 from coordinator.rpc.notice_convert import notice_json
 from coordinator.services.circuits import Circuits
 from coordinator.services.notices import NoticeHub
+from coordinator.services.shared_queues import SharedQueues
 
 __all__ = ["Foundation", "lay_foundation"]
 
@@ -32,7 +33,8 @@ class Foundation:
     somebody to tell.
 
     ``circuits``: also where nothing is handed out, for losses are recovered there; ``commits`` is to tell
-    its ``outcomes``. ``background``: what sends notices on, and tends circuits; see ``Parts.background``.
+    its ``outcomes``. ``queues``: watched where jobs are handed out. ``background``: what sends notices on,
+    and tends circuits; see ``Parts.background``.
     """
 
     settings: Settings
@@ -46,6 +48,7 @@ class Foundation:
     commits: CommitRelay
     locks: LocksRelay
     circuits: Circuits
+    queues: SharedQueues
     background: Mapping[str, Callable[[], Coroutine[Any, Any, None]]]
 
 
@@ -66,6 +69,7 @@ def lay_foundation(
         ConfigError: a file cannot be read, or settings do not fit the store.
     """
     changes, commits, locks, circuit_changes = ChangesRelay(), CommitRelay(), LocksRelay(), CircuitsRelay()
+    queue_changes = QueuesRelay()
     own_id = entropy.identifier()
     metrics = Metrics(version)
     log = NoticeLog(clock.monotonic, clock.sleep)
@@ -82,6 +86,7 @@ def lay_foundation(
             notices=notices,
             locks=locks if dispatches else None,
             circuits=circuit_changes,
+            queues=queue_changes if dispatches else None,
         ),
         clock=clock,
         entropy=entropy,
@@ -96,6 +101,8 @@ def lay_foundation(
         own_id=own_id,
     )
     circuit_changes.bind(circuits.shared)
+    queues = SharedQueues(store.queues, clock)
+    queue_changes.bind(queues)
     metrics.expose([*store_readings(store), *notice_readings(notices, webhook)])
     background = {"notice log": log.run, "circuits": circuits.run}
     if webhook is not None:
@@ -112,6 +119,7 @@ def lay_foundation(
         commits=commits,
         locks=locks,
         circuits=circuits,
+        queues=queues,
         background=background,
     )
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from coordinator.core.job import Attempt, Claim, Job, JobState, Progress, Rollback
+from coordinator.core.job import Attempt, Claim, Job, JobLock, JobState, Progress, Rollback
+from coordinator.core.lock_order import LockMode
 from coordinator.core.rank import DEFAULT_PRIORITY
 from coordinator.core.retry import RetryPolicy
 from coordinator.errors import RequestError
@@ -44,6 +45,7 @@ __all__ = [
     "progress_of",
     "redrive_query",
     "redrive_response",
+    "retry_policy",
     "submit_response",
     "submit_result",
     "timestamp",
@@ -102,7 +104,8 @@ def progress_of(message: types.Progress) -> Progress:
     return Progress(ratio=message.ratio, note=message.note)
 
 
-def _retry(policy: types.RetryPolicy) -> RetryPolicy:
+def retry_policy(policy: types.RetryPolicy) -> RetryPolicy:
+    """A policy; fields that are left out have the defaults."""
     default = _DEFAULT_RETRY
     has = policy.HasField
     return RetryPolicy(
@@ -134,10 +137,18 @@ def new_job(spec: types.JobSpec, item: int = 0) -> NewJob:
         run_timeout_ms=duration_ms(spec.run_timeout) if has("run_timeout") else 0,
         total_timeout_ms=duration_ms(spec.total_timeout) if has("total_timeout") else 0,
         heartbeat_timeout_ms=duration_ms(spec.heartbeat_timeout) if has("heartbeat_timeout") else 0,
-        retry=_retry(spec.retry_policy) if has("retry_policy") else _DEFAULT_RETRY,
+        retry=retry_policy(spec.retry_policy) if has("retry_policy") else _DEFAULT_RETRY,
         unique_key=spec.unique_key,
         rollback=_rollback(spec.rollback) if has("rollback") else None,
+        locks=tuple([_lock(lock) for lock in spec.locks]) if spec.locks else (),
+        own_retry=has("retry_policy"),
     )
+
+
+def _lock(lock: types.JobLock) -> JobLock:
+    mode = LockMode(lock.mode) if lock.mode else LockMode.EXCLUSIVE
+    # Of a mode without permits, 0 and 1 are the same: so are their digests.
+    return JobLock(name=lock.name, mode=mode, permits=lock.permits or 1)
 
 
 def _rollback(rollback: types.RollbackJob) -> Rollback:
@@ -350,6 +361,9 @@ def _spec(view: JobView) -> types.JobSpec:
         retry_policy=policy,
         unique_key=terms.unique_key,
     )
+    for lock in terms.locks:
+        permits = lock.permits if lock.mode is LockMode.SEMAPHORE else 0
+        message.locks.add(name=lock.name, mode=types.LockMode.ValueType(lock.mode), permits=permits)
     rollback = terms.rollback
     if rollback is not None:
         message.rollback.queue = rollback.queue

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from coordinator.core.job import FAILED
+from coordinator.core.job_locks import MAX_LOCKS
+from coordinator.core.lock_order import MAX_PERMITS
 from coordinator.errors import Reason, RequestError
 from coordinator.rpc import limits
 from coordinator.rpc.field_checks import (
@@ -39,12 +41,15 @@ __all__ = [
     "check_redrive",
     "check_request_id",
     "check_retry",
+    "check_retry_policy",
     "check_submit",
     "check_submit_batch",
     "check_update",
     "check_wait",
     "check_watch",
 ]
+
+_LOCK_MODES = frozenset(types.LockMode.values())
 
 
 def check_request_id(found: Violations, request_id: str, *, required: bool = False) -> None:
@@ -56,7 +61,8 @@ def _namespace(found: Violations, namespace: str) -> None:
     check_name(found, "namespace", namespace, required=False)
 
 
-def _retry(found: Violations, policy: types.RetryPolicy) -> None:
+def check_retry_policy(found: Violations, policy: types.RetryPolicy) -> None:
+    """The fields of a `retry_policy`, each alone."""
     if policy.HasField("max_retries"):
         check_number(found, "retry_policy.max_retries", policy.max_retries, 0, 1_000)
     if policy.HasField("max_lease_losses"):
@@ -109,9 +115,29 @@ def check_job(found: Violations, job: types.JobSpec) -> None:
         if job.HasField(name):
             check_duration(found, name, getattr(job, name), limits.LONGEST_TIMEOUT_MS, positive=True)
     if job.HasField("retry_policy"):
-        _retry(found, job.retry_policy)
+        check_retry_policy(found, job.retry_policy)
     if job.HasField("rollback"):
         _rollback(found, job.rollback)
+    if job.locks:
+        _locks(found, job.locks)
+
+
+def _locks(found: Violations, locks: Sequence[types.JobLock]) -> None:
+    if not check_count(found, "locks", len(locks), 0, MAX_LOCKS):
+        return
+    seen: set[str] = set()
+    for index, lock in enumerate(locks):
+        place = f"locks[{index}]"
+        check_id(found, f"{place}.name", lock.name)
+        if lock.name in seen:
+            found.add(f"{place}.name", "is named twice")
+        seen.add(lock.name)
+        if lock.mode not in _LOCK_MODES:
+            found.add(f"{place}.mode", f"{lock.mode} is not a lock mode")
+        elif lock.mode == types.LOCK_MODE_SEMAPHORE:
+            check_number(found, f"{place}.permits", lock.permits, 1, MAX_PERMITS)
+        elif lock.permits not in (0, 1):
+            found.add(f"{place}.permits", f"only a semaphore has permits, is {lock.permits}")
 
 
 def _rollback(found: Violations, rollback: types.RollbackJob) -> None:

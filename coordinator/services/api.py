@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from coordinator.core.commands import Settlement
-from coordinator.core.copying import quick
-from coordinator.core.job import Claim, Job, JobState, Progress, Rollback, Terms
+from coordinator.core.copying import changed, quick
+from coordinator.core.job import Claim, Job, JobLock, JobState, Progress, Rollback, Terms
+from coordinator.core.queue_settings import QueueSettings
 from coordinator.core.retry import RetryPolicy
 from coordinator.errors import RequestError
 from coordinator.ports import Checkpoint, Spec, Stored
@@ -47,7 +48,8 @@ __all__ = [
 class NewJob:
     """One job as submitted. Times are Unix milliseconds, spans milliseconds, 0 is none.
 
-    ``job_id`` empty: it is made from the request id and ``item``, the job's place in the call.
+    ``job_id`` empty: it is made from the request id and ``item``, the job's place in the call. ``own_retry``
+    False: ``retry`` is the default, for the submitter said nothing of it.
     """
 
     job_id: str
@@ -66,10 +68,35 @@ class NewJob:
     retry: RetryPolicy
     unique_key: str
     rollback: Rollback | None = None
+    locks: tuple[JobLock, ...] = ()
     item: int = 0
+    own_retry: bool = True
 
-    def terms(self, *, submit_ms: int, counter: int, digest: bytes, request_digest: bytes) -> Terms:
-        """The terms under which it is stored."""
+    def terms(
+        self,
+        *,
+        submit_ms: int,
+        counter: int,
+        digest: bytes,
+        request_digest: bytes,
+        settings: QueueSettings | None = None,
+    ) -> Terms:
+        """The terms under which it is stored; what the submitter left out comes from the queue's settings."""
+        terms = self._own_terms(submit_ms, counter, digest, request_digest)
+        if settings is None:
+            return terms
+        inherited = settings.retry if not self.own_retry else None
+        return changed(
+            terms,
+            retry=inherited or terms.retry,
+            queue_timeout_ms=terms.queue_timeout_ms or settings.queue_timeout_ms,
+            run_timeout_ms=terms.run_timeout_ms or settings.run_timeout_ms,
+            total_timeout_ms=terms.total_timeout_ms or settings.total_timeout_ms,
+            heartbeat_timeout_ms=terms.heartbeat_timeout_ms or settings.heartbeat_timeout_ms,
+            target_wait_ms=settings.target_wait_ms,
+        )
+
+    def _own_terms(self, submit_ms: int, counter: int, digest: bytes, request_digest: bytes) -> Terms:
         return Terms(
             queue=self.queue,
             type=self.type,
@@ -89,6 +116,7 @@ class NewJob:
             digest=digest,
             request_digest=request_digest,
             rollback=self.rollback,
+            locks=self.locks,
         )
 
 

@@ -12,6 +12,7 @@ from coordinator.core.commands import Submit
 from coordinator.core.follow_ups import NOTHING, Standing, admit, follow_up_job_id
 from coordinator.core.job import Job
 from coordinator.core.machine import Refusal
+from coordinator.core.queue_settings import QueueSettings
 from coordinator.errors import Reason, RequestError
 from coordinator.ports import Operation, Spec
 from coordinator.services.api import NewJob
@@ -31,6 +32,7 @@ class FollowUps:
         jobs: what the worker said.
         submit_ms: their submit time, Unix milliseconds.
         counter: gives each its place among jobs of one rank.
+        settings: (namespace, queue) → what jobs take where they leave it out, None for nothing.
 
     Raises:
         RequestError: VALIDATION_FAILED, two of them have one id, or one has its parent's.
@@ -45,6 +47,7 @@ class FollowUps:
         *,
         submit_ms: int,
         counter: Callable[[], int],
+        settings: Callable[[str, str], QueueSettings | None] = lambda namespace, queue: None,
     ) -> None:
         self.jobs = jobs
         self._commands = [
@@ -52,7 +55,11 @@ class FollowUps:
                 namespace=namespace,
                 job_id=job.job_id or follow_up_job_id(namespace, parent, token, place),
                 terms=job.terms(
-                    submit_ms=submit_ms, counter=counter(), digest=job_digest(job), request_digest=b""
+                    submit_ms=submit_ms,
+                    counter=counter(),
+                    digest=job_digest(job),
+                    request_digest=b"",
+                    settings=settings(namespace, job.queue),
                 ),
                 run_at_ms=job.run_at_ms,
             )

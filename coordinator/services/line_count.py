@@ -10,11 +10,14 @@ class LineCount:
 
     A change is told once, by an own commit or by the watch; but the watch may tell changes that the count has
     seen already, and commits go on while the store is counting. So changes carry their revisions.
+    ``came`` and ``left`` are all changes of either kind since the line is known here.
     """
 
-    __slots__ = ("_as_of", "_meanwhile", "_number")
+    __slots__ = ("_as_of", "_meanwhile", "_number", "came", "left")
 
     def __init__(self) -> None:
+        self.came = 0
+        self.left = 0
         self._number = 0
         self._as_of = 0
         self._meanwhile: list[tuple[int, int]] | None = None
@@ -38,3 +41,7 @@ class LineCount:
             self._meanwhile.append((revision, change))
         if revision > self._as_of:
             self._number += change
+            if change > 0:
+                self.came += change
+            else:
+                self.left -= change

@@ -17,6 +17,7 @@ from coordinator.core.copying import changed
 from coordinator.core.job import Claim, Job, JobState, Progress
 from coordinator.core.machine import Decision, Refusal, Replay, Unchanged, decide
 from coordinator.core.notice import Notice, NoticeKind
+from coordinator.core.queue_settings import QueueSettings
 from coordinator.errors import CodecError, Reason, RequestError, StorageError
 from coordinator.ports import (
     Checkpoint,
@@ -92,6 +93,7 @@ class SettlementService:
         config: bounds.
         notices: told of jobs that end DEAD or QUARANTINED.
         late: takes in namespace, job id, token and kind of a call that was refused as CLAIM_LOST.
+        settings: (namespace, queue) → what follow-up jobs take where they leave it out, None for nothing.
     """
 
     def __init__(
@@ -105,6 +107,7 @@ class SettlementService:
         *,
         notices: Notices,
         late: Callable[[str, str, int, str], None],
+        settings: Callable[[str, str], QueueSettings | None] = lambda namespace, queue: None,
     ) -> None:
         self._store = store
         self._holders = holders
@@ -114,6 +117,7 @@ class SettlementService:
         self._config = config or SettlementConfig()
         self._notices = notices
         self._late = late
+        self._settings = settings
         self._future = FutureTokens(notices, clock)
 
     async def settle(
@@ -221,6 +225,7 @@ class SettlementService:
                 item.follow_ups,
                 submit_ms=self._clock.now_ms(),
                 counter=self._entropy.counter,
+                settings=self._settings,
             )
         return case
 

@@ -8,12 +8,13 @@ its own first try and says so.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from coordinator import failpoints
 from coordinator.core.commands import Submit
 from coordinator.core.machine import Decision, Refusal, decide
+from coordinator.core.queue_settings import QueueSettings
 from coordinator.errors import FieldViolation, Reason, RequestError, StorageError
 from coordinator.ports import (
     Clock,
@@ -65,6 +66,7 @@ class Submission:
         clock: submit times.
         entropy: order of submission; ids of jobs that come without id and request id.
         config: bounds.
+        settings: (namespace, queue) → what its jobs take where they leave it out, None for nothing.
     """
 
     def __init__(
@@ -75,6 +77,8 @@ class Submission:
         clock: Clock,
         entropy: Entropy,
         config: SubmissionConfig | None = None,
+        *,
+        settings: Callable[[str, str], QueueSettings | None] = lambda namespace, queue: None,
     ) -> None:
         self._store = store
         self._feeds = feeds
@@ -82,6 +86,7 @@ class Submission:
         self._clock = clock
         self._entropy = entropy
         self._config = config or SubmissionConfig()
+        self._settings = settings
 
     async def submit(
         self, namespace: str, request_id: str, jobs: Sequence[NewJob], deadline: float
@@ -93,10 +98,10 @@ class Submission:
                 RATE_LIMITED,
                 and what the store says before anything was stored.
         """
-        items = self._items(namespace, request_id, jobs)
-        results: list[_Result | None] = [None] * len(items)
+        results: list[_Result | None] = [None] * len(jobs)
         try:
             await self._feeds.ensure(namespace, deadline=deadline)
+            items = self._items(namespace, request_id, jobs)  # not before the settings of queues are known
             if not self._gauge.accepts_submissions:
                 await self._answer_repeats(namespace, items, results, deadline)
                 return [result for result in results if result is not None]
@@ -120,7 +125,11 @@ class Submission:
                 source = request_id or self._entropy.identifier()
                 job_id = made_job_id(namespace, source, job.item)
             terms = job.terms(
-                submit_ms=now_ms, counter=counter(), digest=job_digest(job), request_digest=asked_by
+                submit_ms=now_ms,
+                counter=counter(),
+                digest=job_digest(job),
+                request_digest=asked_by,
+                settings=self._settings(namespace, job.queue),
             )
             command = Submit(namespace=namespace, job_id=job_id, terms=terms, run_at_ms=job.run_at_ms)
             items.append(

@@ -148,7 +148,7 @@ async def served(
                 CallLimits(),
             ),
             "leasekeeper.v1.QueueService": QueueServicer(
-                QueueUseCases(stats=use, circuits=use)  # type: ignore[arg-type]
+                QueueUseCases(stats=use, circuits=use, queues=use)  # type: ignore[arg-type]
             ),
             "leasekeeper.v1.AdminService": AdminServicer(
                 AdminUseCases(reconcile=use, notices=subscription)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ import pytest
 
 from coordinator.core.circuit import CLOSED, CircuitState
 from coordinator.errors import Reason, RequestError
+from coordinator.services.line_rates import LineRates
 from coordinator.services.queue_stats import QueueStats, TypeStats
 from tests.support.builders import FAR, a_job, store_job
 from tests.unit.services.circuit_bench import bench, fail, opened
@@ -21,7 +22,11 @@ class Known:
 
 def stats(c: Coordinator, known: Known | None = None) -> QueueStats:
     c.etcd.observers.remove(c.index) if c.index in c.etcd.observers else None
-    return QueueStats(c.index, c.holders, c.circuits, known or Known())
+    rates = LineRates(lambda: {pair: window.line for pair, window in c.index.windows().items()}, c.clock)
+    rates.sample()
+    return QueueStats(
+        c.index, c.holders, c.circuits, known or Known(), c.clock, paused={(NS, "asleep"): 0}, rates=rates
+    )
 
 
 async def test_each_type_tells_what_waits_and_what_is_held() -> None:

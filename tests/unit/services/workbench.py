@@ -24,8 +24,10 @@ from coordinator.services.holders import Holders, Suspect
 from coordinator.services.index import Index, IndexConfig
 from coordinator.services.job_lines import JobLines
 from coordinator.services.late_calls import LateCalls
+from coordinator.services.pause_gate import PauseGate
 from coordinator.services.redelivery import Redelivery
 from coordinator.services.sessions import SessionConfig, Sessions
+from coordinator.services.shared_queues import SharedQueues
 from coordinator.services.waiters import Waiters
 from tests.support.builders import FAR, a_job, open_session, store_job
 from tests.support.clock import SteppingClock
@@ -33,6 +35,7 @@ from tests.support.fake_ports import FixedPresent, RecordedMeters, RecordedNotic
 from tests.support.memory_circuits import MemoryCircuits
 from tests.support.memory_etcd import MemoryEtcd
 from tests.support.memory_job_store import MemoryJobStore, MemorySessionStore
+from tests.support.memory_queues import MemoryQueues
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -55,6 +58,7 @@ class Coordinator:
     index_config: IndexConfig = field(default_factory=IndexConfig)
     contention_config: ContentionConfig = field(default_factory=ContentionConfig)
     circuit_store: MemoryCircuits | None = None
+    queue_store: MemoryQueues | None = None
     circuit_config: CircuitConfig = field(default_factory=CircuitConfig)
     suspects: list[Suspect] = field(default_factory=list)
     expired: list[tuple[str, str]] = field(default_factory=list)
@@ -72,13 +76,21 @@ class Coordinator:
             self.circuit_config,
             own_id=self.own_id,
         )
-        gate: CircuitGate = self.circuits if self.circuit_store is not None else ALL_CLOSED
+        circuit_gate: CircuitGate = self.circuits if self.circuit_store is not None else ALL_CLOSED
+        if self.queue_store is None:
+            self.queue_store = MemoryQueues(self.etcd)
+        self.queues = SharedQueues(self.queue_store, self.clock)
+        self.queue_store.watchers.append(self.queues)
+        gate = PauseGate(circuit_gate, self.queues.paused)
         self.holders = Holders(
             self.suspects.append, notices=self.notices, ended=self.circuits.outcomes.claim_ended
         )
         self.late_calls = LateCalls(self.jobs, self.notices, self.meters, self.clock)
         self.waiters, self.lines = Waiters(), JobLines()
         self.circuits.freed = self.waiters.wake_one
+        self.queues.resumed = lambda name: [
+            self.waiters.wake_one(pair) for pair in self.index.windows() if pair[:2] == name
+        ].clear()
         self.present = FixedPresent(self.etcd)
         self.arrivals = Arrivals(
             self.waiters,

@@ -44,6 +44,31 @@ class QueueServiceStub(object):
                 request_serializer=leasekeeper_dot_v1_dot_queue__service__pb2.GetQueueStatsRequest.SerializeToString,
                 response_deserializer=leasekeeper_dot_v1_dot_queue__service__pb2.GetQueueStatsResponse.FromString,
                 _registered_method=True)
+        self.GetQueue = channel.unary_unary(
+                '/leasekeeper.v1.QueueService/GetQueue',
+                request_serializer=leasekeeper_dot_v1_dot_queue__service__pb2.GetQueueRequest.SerializeToString,
+                response_deserializer=leasekeeper_dot_v1_dot_queue__service__pb2.GetQueueResponse.FromString,
+                _registered_method=True)
+        self.ListQueues = channel.unary_unary(
+                '/leasekeeper.v1.QueueService/ListQueues',
+                request_serializer=leasekeeper_dot_v1_dot_queue__service__pb2.ListQueuesRequest.SerializeToString,
+                response_deserializer=leasekeeper_dot_v1_dot_queue__service__pb2.ListQueuesResponse.FromString,
+                _registered_method=True)
+        self.UpdateQueue = channel.unary_unary(
+                '/leasekeeper.v1.QueueService/UpdateQueue',
+                request_serializer=leasekeeper_dot_v1_dot_queue__service__pb2.UpdateQueueRequest.SerializeToString,
+                response_deserializer=leasekeeper_dot_v1_dot_queue__service__pb2.UpdateQueueResponse.FromString,
+                _registered_method=True)
+        self.PauseQueue = channel.unary_unary(
+                '/leasekeeper.v1.QueueService/PauseQueue',
+                request_serializer=leasekeeper_dot_v1_dot_queue__service__pb2.PauseQueueRequest.SerializeToString,
+                response_deserializer=leasekeeper_dot_v1_dot_queue__service__pb2.PauseQueueResponse.FromString,
+                _registered_method=True)
+        self.ResumeQueue = channel.unary_unary(
+                '/leasekeeper.v1.QueueService/ResumeQueue',
+                request_serializer=leasekeeper_dot_v1_dot_queue__service__pb2.ResumeQueueRequest.SerializeToString,
+                response_deserializer=leasekeeper_dot_v1_dot_queue__service__pb2.ResumeQueueResponse.FromString,
+                _registered_method=True)
         self.ResetCircuit = channel.unary_unary(
                 '/leasekeeper.v1.QueueService/ResetCircuit',
                 request_serializer=leasekeeper_dot_v1_dot_queue__service__pb2.ResetCircuitRequest.SerializeToString,
@@ -67,6 +92,53 @@ class QueueServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def GetQueue(self, request, context):
+        """A queue's settings and whether it is paused. A queue that nobody has set anything for has the defaults, and is no error.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListQueues(self, request, context):
+        """Queues that ever had a job or settings, by name, a page at a time, as this coordinator knows them.
+
+        INVALID_ARGUMENT: VALIDATION_FAILED (page token of another query, page size). UNAVAILABLE: NOT_READY (with RetryInfo) while it
+        lists the namespace.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def UpdateQueue(self, request, context):
+        """Replaces the settings of a queue; a pause stays. Jobs take settings at their submission, so it changes none that is there. Each
+        coordinator goes by it as it hears of it. A repeat with the same request_id answers as the first did.
+
+        INVALID_ARGUMENT: VALIDATION_FAILED (names both values where two contradict). ABORTED: ETAG_MISMATCH.
+        RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS (others change it too fast).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PauseQueue(self, request, context):
+        """Nothing more is claimed from the queue, as soon as each coordinator hears of it: what runs goes on, and submissions do. A queue
+        that is paused already stays as it is, with its first reason.
+
+        RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS (others change it too fast).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ResumeQueue(self, request, context):
+        """Takes the pause back; whoever waits for jobs of the queue gets them. A queue that is not paused stays as it is.
+
+        RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS (others change it too fast).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def ResetCircuit(self, request, context):
         """Closes a circuit by hand and forgets the outcomes that were counted: by all coordinators if it was not closed, else by the one
         that is asked. Repeat it after OUTCOME_UNKNOWN, also without a request_id.
@@ -84,6 +156,31 @@ def add_QueueServiceServicer_to_server(servicer, server):
                     servicer.GetQueueStats,
                     request_deserializer=leasekeeper_dot_v1_dot_queue__service__pb2.GetQueueStatsRequest.FromString,
                     response_serializer=leasekeeper_dot_v1_dot_queue__service__pb2.GetQueueStatsResponse.SerializeToString,
+            ),
+            'GetQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetQueue,
+                    request_deserializer=leasekeeper_dot_v1_dot_queue__service__pb2.GetQueueRequest.FromString,
+                    response_serializer=leasekeeper_dot_v1_dot_queue__service__pb2.GetQueueResponse.SerializeToString,
+            ),
+            'ListQueues': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListQueues,
+                    request_deserializer=leasekeeper_dot_v1_dot_queue__service__pb2.ListQueuesRequest.FromString,
+                    response_serializer=leasekeeper_dot_v1_dot_queue__service__pb2.ListQueuesResponse.SerializeToString,
+            ),
+            'UpdateQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.UpdateQueue,
+                    request_deserializer=leasekeeper_dot_v1_dot_queue__service__pb2.UpdateQueueRequest.FromString,
+                    response_serializer=leasekeeper_dot_v1_dot_queue__service__pb2.UpdateQueueResponse.SerializeToString,
+            ),
+            'PauseQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.PauseQueue,
+                    request_deserializer=leasekeeper_dot_v1_dot_queue__service__pb2.PauseQueueRequest.FromString,
+                    response_serializer=leasekeeper_dot_v1_dot_queue__service__pb2.PauseQueueResponse.SerializeToString,
+            ),
+            'ResumeQueue': grpc.unary_unary_rpc_method_handler(
+                    servicer.ResumeQueue,
+                    request_deserializer=leasekeeper_dot_v1_dot_queue__service__pb2.ResumeQueueRequest.FromString,
+                    response_serializer=leasekeeper_dot_v1_dot_queue__service__pb2.ResumeQueueResponse.SerializeToString,
             ),
             'ResetCircuit': grpc.unary_unary_rpc_method_handler(
                     servicer.ResetCircuit,
@@ -123,6 +220,141 @@ class QueueService(object):
             '/leasekeeper.v1.QueueService/GetQueueStats',
             leasekeeper_dot_v1_dot_queue__service__pb2.GetQueueStatsRequest.SerializeToString,
             leasekeeper_dot_v1_dot_queue__service__pb2.GetQueueStatsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/leasekeeper.v1.QueueService/GetQueue',
+            leasekeeper_dot_v1_dot_queue__service__pb2.GetQueueRequest.SerializeToString,
+            leasekeeper_dot_v1_dot_queue__service__pb2.GetQueueResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListQueues(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/leasekeeper.v1.QueueService/ListQueues',
+            leasekeeper_dot_v1_dot_queue__service__pb2.ListQueuesRequest.SerializeToString,
+            leasekeeper_dot_v1_dot_queue__service__pb2.ListQueuesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def UpdateQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/leasekeeper.v1.QueueService/UpdateQueue',
+            leasekeeper_dot_v1_dot_queue__service__pb2.UpdateQueueRequest.SerializeToString,
+            leasekeeper_dot_v1_dot_queue__service__pb2.UpdateQueueResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PauseQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/leasekeeper.v1.QueueService/PauseQueue',
+            leasekeeper_dot_v1_dot_queue__service__pb2.PauseQueueRequest.SerializeToString,
+            leasekeeper_dot_v1_dot_queue__service__pb2.PauseQueueResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ResumeQueue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/leasekeeper.v1.QueueService/ResumeQueue',
+            leasekeeper_dot_v1_dot_queue__service__pb2.ResumeQueueRequest.SerializeToString,
+            leasekeeper_dot_v1_dot_queue__service__pb2.ResumeQueueResponse.FromString,
             options,
             channel_credentials,
             insecure,

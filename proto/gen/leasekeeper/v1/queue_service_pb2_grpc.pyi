@@ -34,6 +34,52 @@ class QueueServiceStub:
     ever had a job. UNAVAILABLE: NOT_READY (with RetryInfo) while it lists the namespace.
     """
 
+    GetQueue: grpc.UnaryUnaryMultiCallable[
+        leasekeeper.v1.queue_service_pb2.GetQueueRequest,
+        leasekeeper.v1.queue_service_pb2.GetQueueResponse,
+    ]
+    """A queue's settings and whether it is paused. A queue that nobody has set anything for has the defaults, and is no error."""
+
+    ListQueues: grpc.UnaryUnaryMultiCallable[
+        leasekeeper.v1.queue_service_pb2.ListQueuesRequest,
+        leasekeeper.v1.queue_service_pb2.ListQueuesResponse,
+    ]
+    """Queues that ever had a job or settings, by name, a page at a time, as this coordinator knows them.
+
+    INVALID_ARGUMENT: VALIDATION_FAILED (page token of another query, page size). UNAVAILABLE: NOT_READY (with RetryInfo) while it
+    lists the namespace.
+    """
+
+    UpdateQueue: grpc.UnaryUnaryMultiCallable[
+        leasekeeper.v1.queue_service_pb2.UpdateQueueRequest,
+        leasekeeper.v1.queue_service_pb2.UpdateQueueResponse,
+    ]
+    """Replaces the settings of a queue; a pause stays. Jobs take settings at their submission, so it changes none that is there. Each
+    coordinator goes by it as it hears of it. A repeat with the same request_id answers as the first did.
+
+    INVALID_ARGUMENT: VALIDATION_FAILED (names both values where two contradict). ABORTED: ETAG_MISMATCH.
+    RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS (others change it too fast).
+    """
+
+    PauseQueue: grpc.UnaryUnaryMultiCallable[
+        leasekeeper.v1.queue_service_pb2.PauseQueueRequest,
+        leasekeeper.v1.queue_service_pb2.PauseQueueResponse,
+    ]
+    """Nothing more is claimed from the queue, as soon as each coordinator hears of it: what runs goes on, and submissions do. A queue
+    that is paused already stays as it is, with its first reason.
+
+    RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS (others change it too fast).
+    """
+
+    ResumeQueue: grpc.UnaryUnaryMultiCallable[
+        leasekeeper.v1.queue_service_pb2.ResumeQueueRequest,
+        leasekeeper.v1.queue_service_pb2.ResumeQueueResponse,
+    ]
+    """Takes the pause back; whoever waits for jobs of the queue gets them. A queue that is not paused stays as it is.
+
+    RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS (others change it too fast).
+    """
+
     ResetCircuit: grpc.UnaryUnaryMultiCallable[
         leasekeeper.v1.queue_service_pb2.ResetCircuitRequest,
         leasekeeper.v1.queue_service_pb2.ResetCircuitResponse,
@@ -58,6 +104,52 @@ class QueueServiceAsyncStub:
     ]
     """What this coordinator knows of a queue, type by type, in the order of their names; nothing is scanned. It lists the types that
     ever had a job. UNAVAILABLE: NOT_READY (with RetryInfo) while it lists the namespace.
+    """
+
+    GetQueue: grpc.aio.UnaryUnaryMultiCallable[
+        leasekeeper.v1.queue_service_pb2.GetQueueRequest,
+        leasekeeper.v1.queue_service_pb2.GetQueueResponse,
+    ]
+    """A queue's settings and whether it is paused. A queue that nobody has set anything for has the defaults, and is no error."""
+
+    ListQueues: grpc.aio.UnaryUnaryMultiCallable[
+        leasekeeper.v1.queue_service_pb2.ListQueuesRequest,
+        leasekeeper.v1.queue_service_pb2.ListQueuesResponse,
+    ]
+    """Queues that ever had a job or settings, by name, a page at a time, as this coordinator knows them.
+
+    INVALID_ARGUMENT: VALIDATION_FAILED (page token of another query, page size). UNAVAILABLE: NOT_READY (with RetryInfo) while it
+    lists the namespace.
+    """
+
+    UpdateQueue: grpc.aio.UnaryUnaryMultiCallable[
+        leasekeeper.v1.queue_service_pb2.UpdateQueueRequest,
+        leasekeeper.v1.queue_service_pb2.UpdateQueueResponse,
+    ]
+    """Replaces the settings of a queue; a pause stays. Jobs take settings at their submission, so it changes none that is there. Each
+    coordinator goes by it as it hears of it. A repeat with the same request_id answers as the first did.
+
+    INVALID_ARGUMENT: VALIDATION_FAILED (names both values where two contradict). ABORTED: ETAG_MISMATCH.
+    RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS (others change it too fast).
+    """
+
+    PauseQueue: grpc.aio.UnaryUnaryMultiCallable[
+        leasekeeper.v1.queue_service_pb2.PauseQueueRequest,
+        leasekeeper.v1.queue_service_pb2.PauseQueueResponse,
+    ]
+    """Nothing more is claimed from the queue, as soon as each coordinator hears of it: what runs goes on, and submissions do. A queue
+    that is paused already stays as it is, with its first reason.
+
+    RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS (others change it too fast).
+    """
+
+    ResumeQueue: grpc.aio.UnaryUnaryMultiCallable[
+        leasekeeper.v1.queue_service_pb2.ResumeQueueRequest,
+        leasekeeper.v1.queue_service_pb2.ResumeQueueResponse,
+    ]
+    """Takes the pause back; whoever waits for jobs of the queue gets them. A queue that is not paused stays as it is.
+
+    RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS (others change it too fast).
     """
 
     ResetCircuit: grpc.aio.UnaryUnaryMultiCallable[
@@ -86,6 +178,62 @@ class QueueServiceServicer(metaclass=abc.ABCMeta):
     ) -> typing.Union[leasekeeper.v1.queue_service_pb2.GetQueueStatsResponse, collections.abc.Awaitable[leasekeeper.v1.queue_service_pb2.GetQueueStatsResponse]]:
         """What this coordinator knows of a queue, type by type, in the order of their names; nothing is scanned. It lists the types that
         ever had a job. UNAVAILABLE: NOT_READY (with RetryInfo) while it lists the namespace.
+        """
+
+    @abc.abstractmethod
+    def GetQueue(
+        self,
+        request: leasekeeper.v1.queue_service_pb2.GetQueueRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[leasekeeper.v1.queue_service_pb2.GetQueueResponse, collections.abc.Awaitable[leasekeeper.v1.queue_service_pb2.GetQueueResponse]]:
+        """A queue's settings and whether it is paused. A queue that nobody has set anything for has the defaults, and is no error."""
+
+    @abc.abstractmethod
+    def ListQueues(
+        self,
+        request: leasekeeper.v1.queue_service_pb2.ListQueuesRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[leasekeeper.v1.queue_service_pb2.ListQueuesResponse, collections.abc.Awaitable[leasekeeper.v1.queue_service_pb2.ListQueuesResponse]]:
+        """Queues that ever had a job or settings, by name, a page at a time, as this coordinator knows them.
+
+        INVALID_ARGUMENT: VALIDATION_FAILED (page token of another query, page size). UNAVAILABLE: NOT_READY (with RetryInfo) while it
+        lists the namespace.
+        """
+
+    @abc.abstractmethod
+    def UpdateQueue(
+        self,
+        request: leasekeeper.v1.queue_service_pb2.UpdateQueueRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[leasekeeper.v1.queue_service_pb2.UpdateQueueResponse, collections.abc.Awaitable[leasekeeper.v1.queue_service_pb2.UpdateQueueResponse]]:
+        """Replaces the settings of a queue; a pause stays. Jobs take settings at their submission, so it changes none that is there. Each
+        coordinator goes by it as it hears of it. A repeat with the same request_id answers as the first did.
+
+        INVALID_ARGUMENT: VALIDATION_FAILED (names both values where two contradict). ABORTED: ETAG_MISMATCH.
+        RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS (others change it too fast).
+        """
+
+    @abc.abstractmethod
+    def PauseQueue(
+        self,
+        request: leasekeeper.v1.queue_service_pb2.PauseQueueRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[leasekeeper.v1.queue_service_pb2.PauseQueueResponse, collections.abc.Awaitable[leasekeeper.v1.queue_service_pb2.PauseQueueResponse]]:
+        """Nothing more is claimed from the queue, as soon as each coordinator hears of it: what runs goes on, and submissions do. A queue
+        that is paused already stays as it is, with its first reason.
+
+        RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS (others change it too fast).
+        """
+
+    @abc.abstractmethod
+    def ResumeQueue(
+        self,
+        request: leasekeeper.v1.queue_service_pb2.ResumeQueueRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[leasekeeper.v1.queue_service_pb2.ResumeQueueResponse, collections.abc.Awaitable[leasekeeper.v1.queue_service_pb2.ResumeQueueResponse]]:
+        """Takes the pause back; whoever waits for jobs of the queue gets them. A queue that is not paused stays as it is.
+
+        RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS (others change it too fast).
         """
 
     @abc.abstractmethod
