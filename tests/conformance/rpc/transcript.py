@@ -1,4 +1,4 @@
-"""What a coordinator answered, without what no two runs share: times, revisions, tokens, sessions, made ids."""
+"""What a coordinator answered, without what no two runs share: times, revisions, tokens, sessions."""
 
 from __future__ import annotations
 
