@@ -49,10 +49,16 @@ POINTS: Final = frozenset(
         "overdue.before-commit",
         "overdue.after-commit",
         "repair.before-commit",
+        "lock.before-commit",
+        "lock.after-commit",
+        "lock.in-line",
+        "unlock.before-commit",
+        "unlock.after-commit",
     }
 )
-"""``change`` is CancelJob, UpdateJob and DeleteJob, ``settle`` CompleteJob, FailJob and ReleaseJob. Before:
-what was read and decided is not sent yet. After: etcd has it, and nobody has been told."""
+"""``change`` is CancelJob, UpdateJob and DeleteJob, ``settle`` CompleteJob, FailJob and ReleaseJob,
+``lock`` AcquireLock, ``unlock`` ReleaseLock. Before: what was read and decided is not sent yet. After: etcd
+has it, and nobody has been told. In line: the entry stands, and its call is about to wait."""
 
 _POLL_S: Final = 0.01
 _LOG = logging.getLogger(__name__)

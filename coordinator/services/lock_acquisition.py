@@ -16,15 +16,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from coordinator import failpoints
 from coordinator.core.fencing import make_token
-from coordinator.core.lock_order import MAX_WAITERS, Line, LockEntry, LockMode, line_of, session_waiter
+from coordinator.core.lock_order import MAX_WAITERS, Line, LockEntry, LockMode, line_of
 from coordinator.errors import CodecError, Reason, RequestError, StorageError
 from coordinator.ports import Clock, LockCommit, LockStore, NamespaceFeeds, Present, SessionStore
 from coordinator.services.claiming import session_full, session_not_found
-from coordinator.services.contention import Contention, Resource, Throttled, Try
-from coordinator.services.digests import lock_nonce, request_digest
+from coordinator.services.contention import Contention, Throttled, Try
 from coordinator.services.fencing import check_present
 from coordinator.services.holders import Holders
+from coordinator.services.lock_call import LinesSeen, LockCall, adopted_by, call_of, own_of, put_by, resource
 from coordinator.services.lock_cleanup import LockCleanup, put_at
 from coordinator.services.lock_lines import LockLines, Standing
 from coordinator.services.lock_refusals import (
@@ -33,9 +34,10 @@ from coordinator.services.lock_refusals import (
     lock_held,
     lock_lost,
     permits_mismatch,
+    taken_out,
     throttled,
 )
-from coordinator.services.lock_values import LOCK, LockWish
+from coordinator.services.lock_values import LockWish
 from coordinator.services.storage_errors import refused
 from coordinator.services.waiting import wait_event
 
@@ -65,28 +67,6 @@ class LockAcquisitionConfig:
     session_keys: int = 500
     commit_timeout: float = 5.0
     leave_timeout: float = 1.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Call:
-    namespace: str
-    session_id: str
-    nonce: bytes
-    entries: tuple[LockEntry, ...]
-    deadline: float
-
-    @property
-    def waiter(self) -> str:
-        return self.entries[0].waiter
-
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """Lines, complete up to ``revision``; ``stored``: by a read of the store."""
-
-    lines: Mapping[str, Line]
-    revision: int
-    stored: bool
 
 
 class LockAcquisition:
@@ -147,37 +127,20 @@ class LockAcquisition:
             raise draining()
         check_present(self._present)
         await self._feeds.ensure(namespace, deadline=deadline)
-        call = self._call(namespace, wish, deadline)
+        call = call_of(namespace, wish, now_ms=self._clock.now_ms(), deadline=deadline)
         self._check_room(call)
         if wish.wait_ms <= 0:
-            return await self._at_once(call)
-        until = min(deadline, self._clock.monotonic() + wish.wait_ms / 1000)
-        entries, own = await self._put(call, waits=True)
-        return entries if own else await self._in_line(call, entries, until)
+            entries = await self._at_once(call)
+        else:
+            until = min(deadline, self._clock.monotonic() + wish.wait_ms / 1000)
+            entries, own = await self._put(call, waits=True)
+            if not own:
+                entries = await self._in_line(call, entries, until)
+        if not entries[0].version and entries[0].repeats == wish.repeats:
+            return await self._secured(call, entries)
+        return entries
 
-    def _call(self, namespace: str, wish: LockWish, deadline: float) -> _Call:
-        nonce = lock_nonce(wish)
-        waiter = session_waiter(wish.session_id, request_digest(wish.request_id))
-        now_ms = self._clock.now_ms()
-        entries = tuple(
-            LockEntry(
-                name=name,
-                waiter=waiter,
-                session=wish.session_id,
-                mode=wish.mode,
-                permits=wish.permits if wish.mode is LockMode.SEMAPHORE else 1,
-                nonce=nonce,
-                value=wish.value,
-                since_ms=now_ms,
-                repeats=wish.repeats,
-            )
-            for name in wish.names
-        )
-        return _Call(
-            namespace=namespace, session_id=wish.session_id, nonce=nonce, entries=entries, deadline=deadline
-        )
-
-    def _check_room(self, call: _Call) -> None:
+    def _check_room(self, call: LockCall) -> None:
         namespace, session, limit = call.namespace, call.session_id, self._config.session_keys
         held = self._holders.held_by(namespace, session)
         if held + len(call.entries) > limit:
@@ -187,7 +150,7 @@ class LockAcquisition:
 
     # -- without waiting
 
-    async def _at_once(self, call: _Call) -> list[LockEntry]:
+    async def _at_once(self, call: LockCall) -> list[LockEntry]:
         tries = self._begin_tries(call)
         held = ""
         won = False
@@ -198,7 +161,7 @@ class LockAcquisition:
             if error.reason is not Reason.LOCK_HELD:
                 raise
             held = error.metadata["name"]
-            delay = self._contention.charged(call.session_id, _resource(call, held))
+            delay = self._contention.charged(call.session_id, resource(call, held))
             raise RequestError(
                 error.reason, error.message, metadata=error.metadata, retry_after_ms=delay
             ) from error
@@ -207,7 +170,7 @@ class LockAcquisition:
                 self._contention.end(one, won=won or bool(held and one.resource.name != held))
         return entries
 
-    def _begin_tries(self, call: _Call) -> list[Try]:
+    def _begin_tries(self, call: LockCall) -> list[Try]:
         """Tries that may be made. Where several may own, one that seems to have room needs no place: those
         who come together do not get in each other's way."""
         tries: list[Try] = []
@@ -215,7 +178,7 @@ class LockAcquisition:
             shared = entry.mode is not LockMode.EXCLUSIVE
             if shared and self._lines.line(call.namespace, entry.name).admits(entry):
                 continue
-            one = self._contention.begin(call.session_id, _resource(call, entry.name))
+            one = self._contention.begin(call.session_id, resource(call, entry.name))
             if isinstance(one, Throttled):
                 for begun in tries:
                     self._contention.end(begun, won=True)
@@ -225,11 +188,11 @@ class LockAcquisition:
 
     # -- putting entries
 
-    async def _put(self, call: _Call, *, waits: bool) -> tuple[list[LockEntry], bool]:
+    async def _put(self, call: LockCall, *, waits: bool) -> tuple[list[LockEntry], bool]:
         """Put the entries, or find them: as they stand, and whether they own by that very commit or read."""
         seen = self._known(call)
         for number in range(_ROUNDS):
-            own = _own_of(call, seen)
+            own = own_of(call, seen)
             if own:
                 found = await self._found(call, own, waits=waits)
                 if found is not None:
@@ -245,7 +208,9 @@ class LockAcquisition:
                 continue
             free = all(seen.lines[entry.name].admits(entry) for entry in call.entries)
             at_once = free and number < _FREE_ROUNDS
+            await failpoints.reached("lock.before-commit")
             commit = await self._commit(call, seen.revision if at_once else None)
+            await failpoints.reached("lock.after-commit")
             if commit.won:
                 entries = put_at(call.entries, commit.revision)
                 self._lines.put(call.namespace, entries, complete=at_once)
@@ -257,15 +222,15 @@ class LockAcquisition:
             seen = await self._read(call)
         raise RequestError(Reason.TOO_MANY_REQUESTS, "the lock changes hands too fast", retry_after_ms=100)
 
-    def _known(self, call: _Call) -> _Seen:
+    def _known(self, call: LockCall) -> LinesSeen:
         """What the watch has told. Nothing known of any of them: they are compared to have no entry."""
         lines = {entry.name: self._lines.line(call.namespace, entry.name) for entry in call.entries}
         if not any(line.owners or line.misfits for line in lines.values()):
-            return _Seen(lines, 0, stored=False)
+            return LinesSeen(lines, 0, stored=False)
         revision = min(self._lines.compared_to(call.namespace, name) for name in lines)
-        return _Seen(lines, revision, stored=False)
+        return LinesSeen(lines, revision, stored=False)
 
-    async def _read(self, call: _Call) -> _Seen:
+    async def _read(self, call: LockCall) -> LinesSeen:
         names = [entry.name for entry in call.entries]
         try:
             read = await self._store.read(call.namespace, names, deadline=call.deadline)
@@ -273,12 +238,12 @@ class LockAcquisition:
             raise refused(error) from error
         return self._seen(call, read.entries, read.revision)
 
-    def _seen(self, call: _Call, entries: Mapping[str, Sequence[LockEntry]], revision: int) -> _Seen:
+    def _seen(self, call: LockCall, entries: Mapping[str, Sequence[LockEntry]], revision: int) -> LinesSeen:
         for name, standing in entries.items():
             self._lines.looked(call.namespace, name, standing, revision)
-        return _Seen({name: line_of(one) for name, one in entries.items()}, revision, stored=True)
+        return LinesSeen({name: line_of(one) for name, one in entries.items()}, revision, stored=True)
 
-    def _refusal(self, call: _Call, seen: _Seen, *, waits: bool) -> RequestError | None:
+    def _refusal(self, call: LockCall, seen: LinesSeen, *, waits: bool) -> RequestError | None:
         for entry in call.entries:
             line = seen.lines[entry.name]
             other = line.disagrees(entry)
@@ -290,7 +255,7 @@ class LockAcquisition:
                 return self._held(entry.name, line)
         return None
 
-    async def _commit(self, call: _Call, after: int | None) -> LockCommit:
+    async def _commit(self, call: LockCall, after: int | None) -> LockCommit:
         commit_by = min(call.deadline, self._clock.monotonic() + self._config.commit_timeout)
         pending = asyncio.ensure_future(
             self._store.acquire(call.namespace, call.entries, after=after, deadline=commit_by)
@@ -299,7 +264,7 @@ class LockAcquisition:
             return await asyncio.shield(pending)
         except asyncio.CancelledError:
             # The caller is gone, the commit is not: what it puts is taken out again.
-            self._cleanup.later(call.namespace, _put_by(pending, call.entries))
+            self._cleanup.later(call.namespace, put_by(pending, call.entries))
             raise
         except StorageError as error:
             raise refused(error) from error
@@ -307,7 +272,7 @@ class LockAcquisition:
     # -- entries of an earlier try
 
     async def _found(
-        self, call: _Call, own: Sequence[LockEntry], *, waits: bool
+        self, call: LockCall, own: Sequence[LockEntry], *, waits: bool
     ) -> tuple[list[LockEntry], bool] | None:
         """Go on with the entries of an earlier try of this call; None: look again."""
         if any(entry.nonce != call.nonce for entry in own):
@@ -317,8 +282,9 @@ class LockAcquisition:
                 metadata={"session_id": call.session_id},
             )
         repeats = call.entries[0].repeats
-        if any(entry.repeats > repeats for entry in own):
-            # This call is the repeat's elder, still under way: it may answer, and takes nothing out.
+        if any(entry.repeats >= repeats for entry in own):
+            # This call is the repeat's elder, still under way, or its twin, sent twice with one number: it
+            # may answer, and takes nothing out, for the other one's caller may hold it already.
             return await self._judged(call, [replace(entry, version=0) for entry in own], waits=waits)
         if len(own) < len(call.entries):
             # One of them was revoked: the others are worth nothing to a call that wants all.
@@ -328,7 +294,7 @@ class LockAcquisition:
         return await self._judged(call, adopted, waits=waits) if adopted is not None else None
 
     async def _judged(
-        self, call: _Call, entries: list[LockEntry], *, waits: bool
+        self, call: LockCall, entries: list[LockEntry], *, waits: bool
     ) -> tuple[list[LockEntry], bool]:
         """Whether entries that stand own, by a read; those that may not wait leave if they do not."""
         try:
@@ -346,24 +312,44 @@ class LockAcquisition:
         await self._cleanup.remove(call.namespace, entries, seconds=self._config.leave_timeout)
         raise self._held(behind[0], seen.lines[behind[0]])
 
-    async def _adopt(self, call: _Call, own: Sequence[LockEntry]) -> list[LockEntry] | None:
+    async def _adopt(self, call: LockCall, own: Sequence[LockEntry]) -> list[LockEntry] | None:
         commit_by = min(call.deadline, self._clock.monotonic() + self._config.commit_timeout)
         own = [replace(entry, repeats=call.entries[0].repeats) for entry in own]
         pending = asyncio.ensure_future(self._store.adopt(call.namespace, own, deadline=commit_by))
         try:
             version = await asyncio.shield(pending)
         except asyncio.CancelledError:
-            self._cleanup.later(call.namespace, _adopted_by(pending, own))
+            self._cleanup.later(call.namespace, adopted_by(pending, own))
             raise
         except StorageError as error:
             raise refused(error) from error
         return [replace(entry, version=version) for entry in own] if version else None
 
+    async def _secured(self, call: LockCall, entries: Sequence[LockEntry]) -> list[LockEntry]:
+        """Owned by what a twin has put: taken over before it is answered, for the twin may just be giving up.
+
+        A caller that goes away meanwhile takes nothing out: the twin's may have its answer.
+        """
+        for _ in range(_ROUNDS):
+            own = own_of(call, await self._read(call))
+            if [one.revision for one in own] != [one.revision for one in entries]:
+                raise taken_out()
+            if own[0].repeats > entries[0].repeats:
+                return list(entries)  # a later send has it, and is the one whose answer counts
+            commit_by = min(call.deadline, self._clock.monotonic() + self._config.commit_timeout)
+            try:
+                if await self._store.adopt(call.namespace, own, deadline=commit_by):
+                    return list(entries)
+            except StorageError as error:
+                raise refused(error) from error
+        raise taken_out()
+
     # -- waiting
 
-    async def _in_line(self, call: _Call, entries: list[LockEntry], until: float) -> list[LockEntry]:
+    async def _in_line(self, call: LockCall, entries: list[LockEntry], until: float) -> list[LockEntry]:
         place = self._lines.join(call.namespace, entries)
         try:
+            await failpoints.reached("lock.in-line")
             for _ in range(_WAKES):
                 place.moved.clear()
                 standings = [self._lines.standing(call.namespace, entry) for entry in entries]
@@ -387,7 +373,7 @@ class LockAcquisition:
         raise RequestError(Reason.TOO_MANY_REQUESTS, "the lock changes hands too fast", retry_after_ms=100)
 
     async def _turned_away(
-        self, call: _Call, entries: Sequence[LockEntry], standings: Sequence[Standing]
+        self, call: LockCall, entries: Sequence[LockEntry], standings: Sequence[Standing]
     ) -> RequestError | None:
         """Why the call can never own, if so."""
         for entry, standing in zip(entries, standings, strict=True):
@@ -400,7 +386,7 @@ class LockAcquisition:
                 return line_full(entry.name)
         return None
 
-    async def _gone(self, call: _Call, entry: LockEntry) -> RequestError:
+    async def _gone(self, call: LockCall, entry: LockEntry) -> RequestError:
         try:
             session = await self._sessions.read(call.namespace, call.session_id, deadline=call.deadline)
         except StorageError as error:
@@ -409,10 +395,12 @@ class LockAcquisition:
             session = None
         if session is None:
             return session_not_found(call.session_id)
+        if not entry.version:
+            return taken_out()
         return lock_lost(entry.name, self._token(entry), 0, "the place in the line was revoked")
 
     def _in_vain(
-        self, call: _Call, entries: Sequence[LockEntry], standings: Sequence[Standing]
+        self, call: LockCall, entries: Sequence[LockEntry], standings: Sequence[Standing]
     ) -> RequestError:
         """Its wait is over. It was no burden, so it is not charged."""
         name = next(
@@ -421,10 +409,10 @@ class LockAcquisition:
             if standing is not Standing.OWNS
         )
         error = self._held(name, self._lines.line(call.namespace, name))
-        delay = self._contention.next_delay_ms(call.session_id, _resource(call, name))
+        delay = self._contention.next_delay_ms(call.session_id, resource(call, name))
         return RequestError(error.reason, error.message, metadata=error.metadata, retry_after_ms=delay)
 
-    async def _leave(self, call: _Call, entries: Sequence[LockEntry]) -> None:
+    async def _leave(self, call: LockCall, entries: Sequence[LockEntry]) -> None:
         left = max(0.0, call.deadline - self._clock.monotonic())
         seconds = min(self._config.leave_timeout, left)
         await self._cleanup.remove(call.namespace, entries, seconds=seconds)
@@ -434,30 +422,3 @@ class LockAcquisition:
 
     def _token(self, entry: LockEntry) -> int:
         return make_token(self._present.epoch, entry.revision)
-
-
-def _own_of(call: _Call, seen: _Seen) -> list[LockEntry]:
-    """Entries of the call that stand already, in its order."""
-    if not any(line.owners or line.misfits for line in seen.lines.values()):
-        return []
-    return [
-        standing
-        for entry in call.entries
-        for line in (seen.lines[entry.name],)
-        for standing in (*line.owners, *line.waiters, *line.misfits)
-        if standing.waiter == call.waiter
-    ]
-
-
-async def _put_by(pending: asyncio.Future[LockCommit], asked: Sequence[LockEntry]) -> Sequence[LockEntry]:
-    commit = await pending
-    return put_at(asked, commit.revision) if commit.won else ()
-
-
-async def _adopted_by(pending: asyncio.Future[int], own: Sequence[LockEntry]) -> Sequence[LockEntry]:
-    version = await pending
-    return [replace(entry, version=version) for entry in own] if version else ()
-
-
-def _resource(call: _Call, name: str) -> Resource:
-    return Resource(LOCK, call.namespace, name)

@@ -8,7 +8,7 @@ from coordinator.core.lock_order import MAX_WAITERS, Line, LockEntry, LockMode
 from coordinator.errors import Reason, RequestError
 from coordinator.services.contention import Throttled
 
-__all__ = ["draining", "line_full", "lock_held", "lock_lost", "permits_mismatch", "throttled"]
+__all__ = ["draining", "line_full", "lock_held", "lock_lost", "permits_mismatch", "taken_out", "throttled"]
 
 
 def lock_held(name: str, line: Line, token: Callable[[LockEntry], int]) -> RequestError:
@@ -63,6 +63,15 @@ def throttled(name: str, why: Throttled) -> RequestError:
         message,
         metadata={"name": name, "limit_of": "session" if why.own else "lock"},
         retry_after_ms=why.delay_ms,
+    )
+
+
+def taken_out() -> RequestError:
+    """OUTCOME_UNKNOWN: the entry has gone that another send of the same call had put or taken over."""
+    return RequestError(
+        Reason.OUTCOME_UNKNOWN,
+        "another send of this call has given up, or has had the lock; repeat it with a higher `repeats`",
+        retry_after_ms=100,
     )
 
 

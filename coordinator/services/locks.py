@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from coordinator import failpoints
 from coordinator.core.fencing import make_token, split_token
 from coordinator.core.lock_order import LockEntry, line_of
 from coordinator.errors import FieldViolation, Reason, RequestError, StorageError
@@ -105,7 +106,9 @@ class Locks:
         found = await self._entries(namespace, session_id, held, deadline)
         there = [entry for entry in found if entry is not None]
         commit_by = min(deadline, self._clock.monotonic() + self._config.commit_timeout)
+        await failpoints.reached("unlock.before-commit")
         results = iter(await self._store.delete(namespace, there, deadline=commit_by) if there else ())
+        await failpoints.reached("unlock.after-commit")
         released, lost, failed = 0, list[HeldName](), list[RequestError]()
         open_: bool | None = None
         for one, entry in zip(held, found, strict=True):

@@ -166,7 +166,9 @@ class LockWorld:
             return
         call = self.random.choice(under_way)
         same = [one.repeats for one in self.calls if one.waiter == call.waiter]
-        again = replace(call, side=self.random.randrange(2), task=None, repeats=max(same) + 1)
+        twin = self.random.random() < 0.25  # nobody has counted, or the net has doubled it
+        number = max(same) + (0 if twin else 1)
+        again = replace(call, side=self.random.randrange(2), task=None, repeats=number)
         if self.random.random() < 0.5:
             assert call.task is not None
             call.task.cancel()
@@ -195,8 +197,25 @@ class LockWorld:
             and not {(one.waiter, one.revision) for one in call.task.result()} <= self.given
         ]
 
+    def robbed(self) -> list[str]:
+        """Holders whose session is open, and whose entries are gone all the same. Of a request that was sent
+        again, only the last sends' answers count for the caller."""
+        last = {call.waiter: 0 for call in self.calls}
+        for call in self.calls:
+            last[call.waiter] = max(last[call.waiter], call.repeats)
+        standing = {(entry.name, entry.waiter, entry.revision) for entry in self.store.entries.values()}
+        return [
+            f"taken from its holder: {entry}"
+            for call in self.holding()
+            if call.repeats == last[call.waiter] and call.session in self.store.sessions
+            for entry in (call.task.result() if call.task is not None else ())
+            if (entry.waiter, entry.revision) not in self.given
+            and (entry.name, entry.waiter, entry.revision) not in standing
+        ]
+
     async def step(self) -> None:
         """Something happens."""
+        self.faults += self.robbed()
         what = self.random.random()
         if what < 0.35:
             self.take()

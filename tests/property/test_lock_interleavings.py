@@ -85,7 +85,7 @@ def no_clean_up(patch: pytest.MonkeyPatch) -> None:
     async def nothing(pending: object, asked: object) -> tuple[()]:
         return ()
 
-    patch.setattr(lock_acquisition, "_put_by", nothing)
+    patch.setattr(lock_acquisition, "put_by", nothing)
 
 
 def guessed_completeness(patch: pytest.MonkeyPatch) -> None:
@@ -125,6 +125,15 @@ def half_owned(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LockLines, "standing", standing)
 
 
+def unsecured_twin(patch: pytest.MonkeyPatch) -> None:
+    """A call is told that it owns by an entry that its twin may just be taking out."""
+
+    async def secured(self: object, call: object, entries: Sequence[LockEntry]) -> list[LockEntry]:
+        return list(entries)
+
+    patch.setattr(lock_acquisition.LockAcquisition, "_secured", secured)
+
+
 @pytest.mark.parametrize(
     "bug",
     [
@@ -137,6 +146,7 @@ def half_owned(patch: pytest.MonkeyPatch) -> None:
         guessed_completeness,
         judged_deletions,
         half_owned,
+        unsecured_twin,
     ],
 )
 async def test_a_bug_that_is_put_in_is_found(bug: object, monkeypatch: pytest.MonkeyPatch) -> None:

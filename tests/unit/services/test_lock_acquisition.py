@@ -215,7 +215,7 @@ async def test_a_repeat_finds_its_entry_and_the_first_call_s_clean_up_leaves_it_
     [held] = await one.take("l", session=A)
     first = waiting(one, "l", session=B, request="w")
     await settle()
-    again = waiting(other, "l", session=B, request="w")
+    again = waiting(other, "l", session=B, request="w", repeats=1)
     await settle()
     [_, stands] = store.line("l")
     assert stands.version > stands.revision
@@ -245,6 +245,78 @@ async def test_a_first_send_that_comes_late_leaves_the_repeat_s_entry_alone(
     await one.give(held)
     assert [e.revision for e in await again] == [stands.revision]
     await other.stop()
+
+
+async def test_a_twin_of_the_same_number_takes_nothing_out_of_the_line_nor_from_its_holder(
+    one: LockCoordinator, store: MemoryLocks
+) -> None:
+    other = LockCoordinator(store, SteppingClock())
+    await other.start()
+    [held] = await one.take("l", session=A)
+    first = waiting(one, "l", session=B, request="w", repeats=1)
+    await settle()
+    for _ in range(2):
+        twin = waiting(other, "l", session=B, request="w", repeats=1)
+        await settle()
+        twin.cancel()
+        await settle()
+    assert len(store.line("l")) == 2
+    await one.give(held)
+    [mine] = await first
+    for steps in range(12):
+        twin = waiting(other, "l", session=B, request="w", repeats=1)
+        await settle(steps)
+        twin.cancel()
+        await settle()
+    assert [e.revision for e in store.line("l")] == [mine.revision]
+    await other.stop()
+
+
+async def test_a_twin_whose_entry_went_with_the_other_one_is_told_to_repeat(
+    one: LockCoordinator, store: MemoryLocks
+) -> None:
+    other = LockCoordinator(store, SteppingClock())
+    await other.start()
+    await one.take("l", session=A)
+    first = waiting(one, "l", session=B, request="w")
+    await settle()
+    twin = waiting(other, "l", session=B, request="w")
+    await settle()
+    first.cancel()
+    await settle()
+    assert (await refused(twin)).reason is Reason.OUTCOME_UNKNOWN
+    assert len(store.line("l")) == 1
+    again = waiting(other, "l", session=B, request="w", repeats=1)
+    await settle()
+    assert len(store.line("l")) == 2
+    again.cancel()
+    await settle()
+    await other.stop()
+
+
+@pytest.mark.parametrize("waits", [0, 20_000], ids=["at once", "in line"])
+async def test_a_call_that_is_cancelled_at_any_step_leaves_nothing_behind_at_once(
+    waits: int, one: LockCoordinator, store: MemoryLocks
+) -> None:
+    answered = 0
+    for steps in range(40):
+        name = f"l{steps}"
+        held = await one.take(name, session=A) if waits else []
+        call = asyncio.ensure_future(one.take(name, session=B, wait_ms=waits))
+        await settle(steps % 20)
+        if held:
+            giving = asyncio.ensure_future(one.give(*held))
+            await settle(steps // 4)
+            call.cancel()
+            await giving
+        call.cancel()
+        await settle()
+        if call.cancelled():
+            assert store.line(name) == [], steps
+        else:
+            answered += 1
+            await one.give(*call.result())
+    assert 0 < answered < 40
 
 
 async def test_an_owner_s_repeat_gets_the_same_token(one: LockCoordinator, store: MemoryLocks) -> None:
