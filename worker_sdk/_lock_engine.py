@@ -28,6 +28,7 @@ from worker_sdk.errors import (
     LeasekeeperError,
     LockHeld,
     LockLost,
+    OutcomeUnknown,
     RequestError,
     SessionNotFound,
     Unavailable,
@@ -42,6 +43,12 @@ _LONGEST_WAIT = 30.0
 
 _NEXT_SESSION = 0.2
 """Seconds between two looks for a new session after one has ended."""
+
+_LOOK_WAIT = 0.001
+"""Seconds that a call waits which only wants to know what stands: only tries without a wait are throttled."""
+
+_PERHAPS = (asyncio.CancelledError, Unavailable, OutcomeUnknown, DeadlineExceeded)
+"""Ends of a call after which its locks may be owned, or stand in line."""
 
 _OVERLAP = 5.0
 """So many seconds before a call's wait ends, the next one takes over its place in the line."""
@@ -76,6 +83,8 @@ class LockEngine:
         self._calls = LockCalls(self._channel, connection.namespace)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
+        # Locks that go back behind callers who are gone; each ends by its calls' deadlines, or with `close`.
+        self._going_back: set[asyncio.Task[None]] = set()
         self._begin()
 
     @property
@@ -84,6 +93,7 @@ class LockEngine:
         return self._calls
 
     def _begin(self) -> None:
+        self._going_back.clear()
         self._book = LockBook()
         self._session: Session[ListedLock] | None = None
         self._current: tuple[int, str] | None = None
@@ -167,22 +177,58 @@ class LockEngine:
         hold = self._book.ask(generation, seams.identifier(), wish.names)
         if hold is None:
             raise SessionNotFound("the session ended while the lock was asked for")
+        sends = _Sends()
         try:
-            tokens = await self._tokens(hold, session_id, wish, until)
+            tokens = await self._tokens(hold, session_id, wish, until, sends)
             if not self._book.owned(hold, tokens, seams.now()):
                 await self._covered(hold, call_timeout)
             if hold.lost.is_set():
                 raise lock_lost(hold)
-        except Unavailable:
-            if hold.tokens and self._book.releasing(hold):
-                # Owned, and not confirmed by any beat.
-                await self._release(hold, session_id)
+        except BaseException as error:
+            if isinstance(error, _PERHAPS):
+                self._go_back(hold, session_id, wish, sends)
+            else:
+                self._book.forget(hold)
             raise
+        return hold
+
+    def _go_back(
+        self, hold: LockHold, session_id: str, wish: LockWish | None = None, sends: _Sends | None = None
+    ) -> None:
+        """Give back behind a caller who is gone; ``wish``: by what it may just own, or stand in line."""
+        if self._closed or not self._book.releasing(hold):
+            self._book.forget(hold)
+            return
+        task = asyncio.create_task(self._withdraw(hold, session_id, wish, sends))
+        self._going_back.add(task)
+        task.add_done_callback(self._going_back.discard)
+
+    async def _withdraw(
+        self, hold: LockHold, session_id: str, wish: LockWish | None, sends: _Sends | None
+    ) -> None:
+        """Have nothing stand of a call whose caller is gone, at once and not after a TTL.
+
+        If no answer has told the tokens, another send of the request asks for them: it owns by what stands,
+        or takes it out.
+        """
+        try:
+            tokens: Mapping[str, int] = hold.tokens
+            if not tokens and wish is not None and sends is not None:
+                tokens = sends.tokens() or await self._ask(hold, session_id, wish, _LOOK_WAIT, sends.count)
+            await self._calls.release(
+                request_id=self._seams.identifier(),
+                session_id=session_id,
+                tokens=tokens,
+                repeat=True,
+                timeout=self._connection.timeouts.attempt,
+            )
+        except LockHeld:
+            return  # and nothing stands any more
+        except LeasekeeperError as error:
+            _log.debug("locks %s go back with a beat, giving back failed: %s", hold.names, error)
         finally:
             # From then on the beats leave it out: whatever still stands is taken away.
-            if hold.phase is not LockPhase.HELD:
-                self._book.forget(hold)
-        return hold
+            self._book.forget(hold)
 
     async def _covered(self, hold: LockHold, timeout: float) -> None:
         """Wait until a confirmed beat vouches for the locks, or they are lost."""
@@ -195,23 +241,20 @@ class LockEngine:
             raise Unavailable("no beat could confirm the lock in time") from None
 
     async def _tokens(
-        self, hold: LockHold, session_id: str, wish: LockWish, until: float
+        self, hold: LockHold, session_id: str, wish: LockWish, until: float, sends: _Sends
     ) -> Mapping[str, int]:
         """Ask, again where that may help, and keep the place in the line from one call to the next.
 
         A call of the same request takes the place over, so that the one before leaves it alone when its own
         wait is over.
         """
-        before: list[asyncio.Task[Mapping[str, int]]] = []
-        failures = sends = 0
+        failures = 0
         give_up = max(until, self._seams.now() + self._connection.timeouts.call)
         try:
             while True:
                 left = max(0.0, until - self._seams.now())
-                asking = self._ask(hold, session_id, wish, min(left, _LONGEST_WAIT), sends)
-                task = asyncio.create_task(asking)
-                sends += 1
-                before = [*(one for one in before if not one.done()), task]
+                asking = self._ask(hold, session_id, wish, min(left, _LONGEST_WAIT), sends.count)
+                task = sends.begun(asyncio.create_task(asking))
                 if left > _LONGEST_WAIT:
                     await asyncio.wait([task], timeout=_LONGEST_WAIT - _OVERLAP)
                     if not task.done():
@@ -229,9 +272,7 @@ class LockEngine:
                         raise
                 await self._seams.sleep(pause)
         finally:
-            for task in before:
-                task.cancel()
-            await asyncio.gather(*before, return_exceptions=True)
+            await sends.end()
 
     async def _ask(
         self, hold: LockHold, session_id: str, wish: LockWish, wait: float, repeats: int
@@ -292,13 +333,19 @@ class LockEngine:
         if hold.phase is LockPhase.LOST or not self._book.releasing(hold):
             self._book.forget(hold)
             raise lock_lost(hold)
-        try:
-            current = self._current
-            if current is None or current[0] != hold.generation:
-                raise lock_lost(hold)
-            await self._release(hold, current[1])
-        finally:
+        current = self._current
+        if current is None or current[0] != hold.generation:
             self._book.forget(hold)
+            raise lock_lost(hold)
+        try:
+            await self._release(hold, current[1])
+        except asyncio.CancelledError:
+            self._go_back(hold, current[1])
+            raise
+        except BaseException:
+            self._book.forget(hold)
+            raise
+        self._book.forget(hold)
         if late:
             raise lock_lost(hold)
 
@@ -337,12 +384,41 @@ class LockEngine:
             return
         self._closed = True
         if os.getpid() == self._pid and self._loop is asyncio.get_running_loop():
+            for task in self._going_back:
+                task.cancel()  # what they give back goes with the session
             if self._session is not None:
                 await self._session.close(self._connection.timeouts.close)
             self._book.lose_all()
             self._current = None
             self._changed.set()
         await self._channel.close()
+
+
+class _Sends:
+    """The sends of one call: how many there were, and those that are still under way."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._tasks: list[asyncio.Task[Mapping[str, int]]] = []
+
+    def begun(self, task: asyncio.Task[Mapping[str, int]]) -> asyncio.Task[Mapping[str, int]]:
+        """One more."""
+        self.count += 1
+        self._tasks = [*(one for one in self._tasks if not one.done()), task]
+        return task
+
+    def tokens(self) -> Mapping[str, int]:
+        """What the last send was answered, even if nobody took it; nothing, if it was not."""
+        last = self._tasks[-1] if self._tasks else None
+        if last is None or not last.done() or last.cancelled() or last.exception() is not None:
+            return {}
+        return last.result()
+
+    async def end(self) -> None:
+        """Cancel what is under way, and see it end."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
 
 def lock_lost(hold: LockHold) -> LockLost:

@@ -7,6 +7,7 @@ went to somebody else. Send `Lock.token` along with every write, and let the sto
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping
 from contextlib import (
@@ -15,6 +16,7 @@ from contextlib import (
     aclosing,
     asynccontextmanager,
     contextmanager,
+    suppress,
 )
 from dataclasses import dataclass
 from enum import IntEnum
@@ -28,7 +30,7 @@ from worker_sdk._machine import backoff_delay
 from worker_sdk._seams import Seams
 from worker_sdk._transport.channel import repeatable
 from worker_sdk.config import ConnectionConfig, WorkerConfig
-from worker_sdk.errors import ClientClosed, DeadlineExceeded, LeasekeeperError
+from worker_sdk.errors import ClientClosed, DeadlineExceeded, ForkedProcess, LeasekeeperError
 
 __all__ = ["Lock", "LockClient", "LockMode", "Owner", "SyncLockClient"]
 
@@ -284,6 +286,8 @@ class SyncLockClient:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
+        except concurrent.futures.CancelledError:
+            raise ClientClosed("it was closed by another thread") from None
         except BaseException:
             future.cancel()  # a KeyboardInterrupt here must not leave the call running there
             raise
@@ -318,17 +322,45 @@ class SyncLockClient:
         """Ask whether *token* is that of a present owner; see `LockClient.check_token`."""
         return self._run(self._client.check_token(name, token, timeout=timeout))
 
+    def observe(self, name: str, *, timeout: float | None = None) -> Iterator[list[Owner]]:
+        """Iterate over the owners of a lock, blocking in between; see `LockClient.observe`.
+
+        Ends with ClientClosed when another thread closes this object.
+        """
+        states = self._client.observe(name, timeout=timeout)
+        try:
+            while (owners := self._run(_next(states))) is not None:
+                yield owners
+        finally:
+            with suppress(ClientClosed, ForkedProcess):
+                self._run(states.aclose())
+
     def close(self) -> None:
-        """End the session and the thread. Repeating it does nothing."""
+        """End the session and the thread; calls under way in other threads end with ClientClosed.
+
+        Repeating it does nothing.
+        """
         with self._start:
             if self._closed:
                 return
             loop, thread = self._loop, self._thread
         if loop is not None and thread is not None and thread.is_alive():
-            self._run(self._client.close())
+            self._run(self._end())
             loop.call_soon_threadsafe(loop.stop)
             thread.join(5.0)
             if not thread.is_alive():
                 loop.close()
         with self._start:
             self._closed = True
+
+    async def _end(self) -> None:
+        """Close, and end whatever other threads wait for: nobody runs this loop any more."""
+        await self._client.close()
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+
+
+async def _next(states: AsyncGenerator[list[Owner], None]) -> list[Owner] | None:
+    return await anext(states, None)

@@ -212,6 +212,28 @@ async def test_a_caller_that_is_cancelled_in_its_wait_leaves_nothing_behind(
         pass
 
 
+async def test_a_caller_that_is_cancelled_as_it_gets_its_lock_gives_it_back_at_once(
+    one: LockClient, two: LockClient
+) -> None:
+    """Wherever the cancel meets the call, its answer on the way included: not after a TTL, which is 10 s."""
+
+    async def hold() -> None:
+        async with one.lock("a"):
+            await asyncio.Event().wait()
+
+    async with one.lock("warm"):
+        pass
+    begun = asyncio.get_running_loop().time()
+    for number in range(40):
+        holding = asyncio.create_task(hold())
+        await asyncio.sleep(number * 0.0005)
+        holding.cancel()
+        await asyncio.gather(holding, return_exceptions=True)
+        async with two.lock("a", wait=5):
+            pass
+    assert asyncio.get_running_loop().time() - begun < 8.0
+
+
 async def test_a_blocked_loop_loses_no_lock(endpoint: str) -> None:
     """The coordinator runs on the test's loop, so the client has one of its own, in a thread."""
 
@@ -269,6 +291,54 @@ async def test_the_blocking_client_is_the_same_without_a_loop(endpoint: str) -> 
 
     first, second = await asyncio.to_thread(work)
     assert second > first
+
+
+async def test_the_blocking_client_observes_and_closing_ends_whoever_waits(
+    endpoint: str, one: LockClient
+) -> None:
+    client = SyncLockClient(endpoint)
+    states: list[list[bytes]] = []
+    ends: list[str] = []
+
+    def observe() -> None:
+        try:
+            for owners in client.observe("leader"):
+                states[len(states) :] = [[owner.value for owner in owners]]
+        except ClientClosed:
+            ends.append("observer")
+
+    def wait() -> None:
+        try:
+            with client.lock("leader", wait=None):
+                raise AssertionError("it never owns")
+        except ClientClosed:
+            ends.append("waiter")
+
+    threads = [threading.Thread(target=observe), threading.Thread(target=wait)]
+    async with one.lead("leader", b"first"):
+        threads[0].start()
+        await eventually(lambda: states == [[b"first"]])
+    await eventually(lambda: states[-1] == [])
+    async with one.lead("leader", b"second"):
+        await eventually(lambda: states[-1] == [b"second"])
+        threads[1].start()
+        await asyncio.sleep(0.2)
+        await asyncio.to_thread(client.close)
+    for thread in threads:
+        await asyncio.to_thread(thread.join, 5.0)
+    assert sorted(ends) == ["observer", "waiter"]
+
+
+async def test_the_blocking_client_stops_observing_when_the_loop_is_left(endpoint: str) -> None:
+    def work() -> None:
+        with SyncLockClient(endpoint) as client:
+            for owners in client.observe("a"):
+                assert owners == []
+                break
+            with client.lock("a"):
+                pass
+
+    await asyncio.to_thread(work)
 
 
 async def test_the_blocking_client_says_when_it_is_closed_and_what_is_malformed(endpoint: str) -> None:
