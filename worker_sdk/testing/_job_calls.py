@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from hashlib import sha256
 from typing import Final
+from urllib.parse import quote
 
 from coordinator.core.commands import Cancel, Command, Delete, Retry, Submit, Update
 from coordinator.core.job import FAILED, Job, JobState
@@ -345,7 +347,9 @@ def _matches(job: Job, states: Iterable[int], queue: str, type_: str, labels: Ma
 
 
 def _place(record: Record) -> str:
-    return sha256(record.job.job_id.encode()).hexdigest()
+    """Where a list has it: in the order of the service, by a hash of the id and then by the id."""
+    part = quote(record.job.job_id, safe="")
+    return f"{zlib.crc32(part.encode()) & 0xFF:02x}/{part}"
 
 
 def _mark(*said: object) -> str:

@@ -11,7 +11,6 @@ from leasekeeper.v1 import job_service_pb2 as j
 from leasekeeper.v1 import types_pb2 as t
 from leasekeeper.v1 import worker_service_pb2 as w
 from tests.conformance.rpc.subject import Subject, Worker, span
-from tests.support.polling import eventually
 from tests.unit.rpc import builders as b
 from tests.unit.rpc.fakes import refusal
 
@@ -22,13 +21,10 @@ FAST = t.RetryPolicy(initial_delay=span(0.05), max_delay=span(0.05), jitter=0)
 
 
 async def becomes(subject: Subject, state: t.JobState.ValueType, job_id: str = "j1") -> t.Job:
-    async def there() -> t.Job | None:
-        job = await subject.job(job_id)
-        return job if job.state == state else None
-
-    found = await eventually(there, timeout=10, what=f"{job_id} {state}")
-    assert found is not None
-    return found
+    async with asyncio.timeout(10):
+        while (job := await subject.job(job_id)).state != state:
+            await asyncio.sleep(0.02)
+    return job
 
 
 # --- submitting -----------------------------------------------------------------------------------
@@ -380,8 +376,7 @@ async def test_a_dead_job_is_retried_by_hand_once_for_each_request(subject: Subj
 
     states = []
     for request_id in ("one", "one", "two"):
-        [claim] = await worker.claim(wait=0.1) or [None]
-        if claim is not None:
+        for claim in await worker.claim(wait=0.1):
             await worker.fail(claim)
         states.append((await retry(request_id)).state)
 
@@ -441,7 +436,7 @@ async def test_a_delayed_job_is_due_in_its_time(subject: Subject) -> None:
 
 @pytest.mark.parametrize("field", ["queue_timeout", "total_timeout"])
 async def test_a_job_that_waits_too_long_is_dead(subject: Subject, field: str) -> None:
-    await subject.submit(**{field: span(0.2)})
+    await subject.submit("j1", **{field: span(0.2)})
     await subject.pass_time(0.3)
     job = await becomes(subject, DEAD)
 
