@@ -83,6 +83,7 @@ def lay_foundation(
             changes=changes,
             commits=commits,
             regression=lambda seen, got: notices.publish(_regression(seen, got)),
+            recovery=lambda present: notices.publish(_recovery(present)),
             notices=notices,
             locks=locks if dispatches else None,
             circuits=circuit_changes,
@@ -153,4 +154,12 @@ def _regression(seen: Position, got: Position) -> Notice:
             "epoch": str(got.epoch),
             "revision": str(got.revision),
         },
+    )
+
+
+def _recovery(present: Position) -> Notice:
+    return Notice(
+        kind=NoticeKind.EPOCH,
+        reason="jobs and locks are granted and settled again",
+        facts={"epoch": str(present.epoch), "revision": str(present.revision)},
     )

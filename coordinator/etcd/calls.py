@@ -77,7 +77,7 @@ class Calls:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         member = only or await self._ring.connected(Purpose.KV, deadline=deadline)
-        known = self._pin.high_water
+        known, history = self._pin.high_water, self._pin.history
         sent = loop.time()
         try:
             reply = await self._send(member, path, request, parse, deadline, mutation=True)
@@ -86,7 +86,7 @@ class Calls:
                 self._blame(member, error, loop.time() - sent)
             raise
         if only is None:  # a reply about one member (defragmentation) carries no header
-            self._pin.observe(reply.header, known)
+            self._pin.observe(reply.header, known, history)
         return reply
 
     async def read(
@@ -124,7 +124,7 @@ class Calls:
             try:
                 if member is None:
                     member = await self._ring.connected(Purpose.KV, deadline=deadline)
-                known = self._pin.high_water
+                known, history = self._pin.high_water, self._pin.history
                 sent = loop.time()
                 left = width - attempt % width
                 limit = remaining if left == 1 else min(self._read_attempt_seconds, remaining / left)
@@ -137,7 +137,7 @@ class Calls:
                     self._blame(member, error, loop.time() - sent)
                 continue
             if linearizable:
-                self._pin.observe(reply.header, known)
+                self._pin.observe(reply.header, known, history)
             else:
                 self._pin.check_cluster(reply.header.cluster_id)
             return reply

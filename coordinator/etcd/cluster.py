@@ -28,6 +28,7 @@ class ClusterPin:
         self._on_regression = on_regression
         self.cluster_id = 0
         self.high_water = 0
+        self.history = 0
         self.raft_term = 0
         self.regressions = 0
 
@@ -43,18 +44,21 @@ class ClusterPin:
                 raise ClusterChanged(f"etcd cluster {cluster_id:x} answers in place of {self.cluster_id:x}")
             self.cluster_id = cluster_id
 
-    def observe(self, header: ResponseHeader, sent_at: int) -> None:
+    def observe(self, header: ResponseHeader, sent_at: int, history: int) -> None:
         """Judge the reply of a linearizable call.
 
         Args:
             header: outermost header of the reply.
             sent_at: `high_water` when the call was sent.
+            history: `history` then. What was sent before `accept` says nothing of what was accepted.
 
         Raises:
             ClusterChanged: as of `check_cluster`.
         """
         if header.cluster_id != self.cluster_id:
             self.check_cluster(header.cluster_id)
+        if history != self.history:
+            return
         revision = header.revision
         if revision > self.high_water:
             self.high_water = revision
@@ -68,6 +72,7 @@ class ClusterPin:
         """Go on with a cluster, or a history, that an operator vouches for."""
         self.cluster_id = cluster_id
         self.high_water = revision
+        self.history += 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,7 @@ class EtcdPresent:
         clock: time.
         probe: makes a client that has seen nothing yet, to look at a cluster that is not the one pinned.
         on_regression: told once each time that history is found to have gone back.
+        on_recovery: told where it stands when all is granted and settled again.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class EtcdPresent:
         *,
         probe: Callable[[], EtcdClient],
         on_regression: Callable[[Position, Position], None] | None = None,
+        on_recovery: Callable[[Position], None] | None = None,
     ) -> None:
         self._client = client
         self._space = space
@@ -92,6 +94,7 @@ class EtcdPresent:
         self._clock = clock
         self._probe = probe
         self._on_regression = on_regression
+        self._on_recovery = on_recovery
         self._file = HighWaterFile(config.state_dir) if config.state_dir is not None else None
         self._written: Position | None = None
         self._epoch = 0
@@ -176,6 +179,7 @@ class EtcdPresent:
                 # what was seen before, the client would have told.
                 self._astray = False
                 _log.warning("our own cluster answers again")
+                self._recover(Position(self._epoch, self._client.high_water))
         except ClusterChanged:
             try:
                 await self._look_at_other_cluster(deadline)
@@ -226,6 +230,7 @@ class EtcdPresent:
             if self.regressed:
                 self._client.pin.accept(cluster_id, revision)
                 self._fell = self._astray = False
+                self._recover(Position(epoch, revision))
         self._epoch = epoch
         if value != self._value:
             self._value = value
@@ -243,6 +248,10 @@ class EtcdPresent:
         )
         if self._on_regression is not None:
             self._on_regression(seen, got)
+
+    def _recover(self, present: Position) -> None:
+        if not self.regressed and self._on_recovery is not None:
+            self._on_recovery(present)
 
     async def _remember(self) -> None:
         position = Position(self._epoch, self._client.high_water)

@@ -29,6 +29,7 @@ from coordinator.etcd.present import EtcdPresent, PresentConfig
 from coordinator.etcd.queue_store import EtcdQueueStore
 from coordinator.etcd.retention import RetentionBuckets, RetentionConfig
 from coordinator.etcd.retention_pressure import PressureConfig, RetentionPressure
+from coordinator.etcd.session_admin_store import EtcdSessionAdminStore
 from coordinator.etcd.session_store import EtcdSessionStore, SessionStoreConfig
 from coordinator.etcd.set_aside import SetAside
 from coordinator.etcd.storage_gauge import EtcdStorageGauge, GaugeConfig
@@ -104,6 +105,7 @@ class StoreListeners:
         commits: own wins.
         group_done: size and seconds of each committed Txn, for metrics.
         regression: the store's history went back, from where to where.
+        recovery: its epoch was raised since, or it answers again; where it stands.
         notices: told how full the store is.
         circuits: told of circuits; None: they are not watched.
         locks: told of named locks; None: they are not watched.
@@ -114,6 +116,7 @@ class StoreListeners:
     commits: CommitObserver
     group_done: Callable[[int, float], None] | None = None
     regression: Callable[[Position, Position], None] | None = None
+    recovery: Callable[[Position], None] | None = None
     notices: Notices | None = None
     circuits: CircuitChanges | None = None
     locks: LockChanges | None = None
@@ -148,6 +151,7 @@ class EtcdStore:
             clock,
             probe=lambda: EtcdClient(config.etcd, monotonic=clock.monotonic),
             on_regression=listeners.regression,
+            on_recovery=listeners.recovery,
         )
         self.committer = Committer(
             self.client,
@@ -189,6 +193,9 @@ class EtcdStore:
             self.set_aside,
             clock,
             config.sessions,
+        )
+        self.session_admin = EtcdSessionAdminStore(
+            self.client, self.reader, self.space, self.codec, self.present, self.set_aside, clock
         )
         self.locks = EtcdLockStore(
             self.client, self.committer, self.reader, self.space, self.set_aside, clock

@@ -119,3 +119,4 @@ async def test_a_restored_store_grants_nothing_until_its_epoch_is_raised(
     assert stale.reason == "CLAIM_LOST"
     if noticed_by != "the token of a caller":
         assert "history went back" in coordinator.log
+        assert "granted and settled again" in coordinator.log

@@ -249,6 +249,46 @@ async def test_a_fall_of_the_revision_is_reported_but_not_by_replies_that_overta
             assert client.high_water == 101
 
 
+async def test_an_answer_to_a_call_of_the_old_history_says_nothing_of_the_one_that_was_accepted(
+    etcd_prefix: bytes,
+) -> None:
+    revision = 100
+    falls: list[tuple[int, int]] = []
+    slow = asyncio.Event()
+
+    async def answer(request: bytes, context: object) -> bytes:
+        return RangeResponse(header=ResponseHeader(cluster_id=7, revision=revision)).SerializeToString()
+
+    async def late(request: bytes, context: object) -> bytes:
+        await slow.wait()
+        return PutResponse(header=ResponseHeader(cluster_id=7, revision=answered)).SerializeToString()
+
+    for overtaken_by in (41, 100):
+        answered = overtaken_by
+        slow.clear()
+        falls.clear()
+        revision = 100
+        async with FakeEtcd() as fake:
+            fake.unary[RANGE] = answer
+            fake.unary[PUT] = late
+            config = EtcdConfig(endpoints=[fake.endpoint])
+            async with EtcdClient(
+                config, on_regression=lambda seen, got: falls.append((seen, got))
+            ) as client:
+                await client.range(b"k", timeout=5)
+                under_way = asyncio.create_task(client.put(b"k", b"", timeout=5))
+                await eventually(lambda: PUT in fake.calls)
+                revision = 40
+                await client.range(b"k", timeout=5)
+                assert falls == [(100, 40)]
+                client.pin.accept(7, 40)
+                slow.set()
+                await under_way
+                revision = 42
+                await client.range(b"k", timeout=5)
+                assert (falls, client.high_water) == ([(100, 40)], 42)
+
+
 async def test_cluster_fails_over_within_three_seconds(
     etcd_cluster_factory: EtcdClusterFactory, etcd_prefix: bytes
 ) -> None:
