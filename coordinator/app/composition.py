@@ -40,6 +40,7 @@ from coordinator.services.queries import Queries
 from coordinator.services.redelivery import Redelivery
 from coordinator.services.redrive import Redrive
 from coordinator.services.retrying import Retrying
+from coordinator.services.session_admin import SessionAdmin
 from coordinator.services.sessions import SessionConfig, Sessions
 from coordinator.services.settlement import SettlementService
 from coordinator.services.submission import Submission
@@ -193,7 +194,13 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
         WorkServicer(streams, sessions, settlement, clock, entropy, coordinator_id=base.own_id),
     )
     queues = compose_queues(base, index, holders, waiters)
-    admin = AdminServicer(AdminUseCases(reconcile=ByHand(recovery.passes, clock), notices=notices))
+    admin = AdminServicer(
+        AdminUseCases(
+            reconcile=ByHand(recovery.passes, clock),
+            notices=notices,
+            sessions=SessionAdmin(store.session_admin, holders, store.namespaces, clock, ready=index.ready),
+        )
+    )
     metrics.expose(service_readings(index, dispatch, late, base.circuits))
     return Parts(
         store=store,

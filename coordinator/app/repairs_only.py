@@ -15,6 +15,7 @@ from coordinator.ports import Clock, Entropy
 from coordinator.reconciler.by_hand import ByHand
 from coordinator.rpc.admin_servicer import AdminServicer, AdminUseCases
 from coordinator.services.claim_watch import ClaimWatch
+from coordinator.services.session_admin import SessionAdmin
 
 __all__ = ["RECONCILER", "compose_reconciler"]
 
@@ -35,7 +36,15 @@ def compose_reconciler(
     watch = ClaimWatch(store.jobs, store.sessions, recovery.holders, clock)
     base.changes.bind(watch)
     base.commits.bind((watch, recovery.due, base.circuits.outcomes))
-    admin = AdminServicer(AdminUseCases(reconcile=ByHand(recovery.passes, clock), notices=base.notices))
+    admin = AdminServicer(
+        AdminUseCases(
+            reconcile=ByHand(recovery.passes, clock),
+            notices=base.notices,
+            sessions=SessionAdmin(
+                store.session_admin, recovery.holders, store.namespaces, clock, ready=watch.ready
+            ),
+        )
+    )
     return Parts(
         store=store,
         notices=base.notices,

@@ -235,6 +235,7 @@ def encode_session(session: Session) -> bytes:
         ttl_ms=session.ttl_ms,
         command=session.command,
         request_digest=session.request_digest,
+        terminate_ms=session.terminate_ms,
     ).SerializeToString()
 
 
@@ -253,6 +254,7 @@ def decode_session(namespace: str, session_id: str, value: bytes, revision: int)
         command=record.command,
         request_digest=record.request_digest,
         revision=revision,
+        terminate_ms=record.terminate_ms,
     )
 
 

@@ -34,6 +34,11 @@ from coordinator.ports.queues import (
     QueueSwap,
     StoredQueue,
 )
+from coordinator.ports.session_admin import (
+    HeldBySession,
+    SessionAdminStore,
+    StoredSession,
+)
 from coordinator.ports.sessions import (
     Confirmation,
     KeptAlive,
@@ -77,6 +82,7 @@ __all__ = [
     "Confirmation",
     "Due",
     "Entropy",
+    "HeldBySession",
     "JobPage",
     "JobStore",
     "KeptAlive",
@@ -97,6 +103,7 @@ __all__ = [
     "QueueSwap",
     "ReadyPage",
     "Session",
+    "SessionAdminStore",
     "SessionStore",
     "Snapshot",
     "Spec",
@@ -105,4 +112,5 @@ __all__ = [
     "Stored",
     "StoredCircuit",
     "StoredQueue",
+    "StoredSession",
 ]

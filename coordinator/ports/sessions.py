@@ -18,8 +18,11 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Session:
-    """A worker process's presence. ``command`` is 0 none, 1 quiet, 2 terminate. ``revision`` is its
-    witness's create revision."""
+    """A worker process's presence.
+
+    ``command``: 0 none, 1 quiet, 2 terminate, as stored; ``terminate_ms``: when quiet becomes terminate, Unix
+    milliseconds, 0 for never (``core.session_command``). ``revision``: its witness's create revision.
+    """
 
     namespace: str
     session_id: str
@@ -32,6 +35,7 @@ class Session:
     command: int = 0
     request_digest: bytes = b""
     revision: int = 0
+    terminate_ms: int = 0
 
 
 @dataclass(frozen=True, slots=True)

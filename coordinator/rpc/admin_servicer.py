@@ -11,6 +11,7 @@ from coordinator.core.notice import NoticeKind
 from coordinator.reconciler.by_hand import PassRun
 from coordinator.rpc import limits
 from coordinator.rpc.admin_convert import reconcile_response
+from coordinator.rpc.admin_sessions import SessionMethods, SessionsPort
 from coordinator.rpc.admin_validation import check_reconcile
 from coordinator.rpc.convert import namespace_of
 from coordinator.rpc.notice_convert import check_watch_notices, notice_kinds, watch_notices_response
@@ -44,14 +45,16 @@ class AdminUseCases:
 
     reconcile: ReconcilePort
     notices: NoticesPort
+    sessions: SessionsPort
 
 
-class AdminServicer:
+class AdminServicer(SessionMethods):
     """The methods of ``leasekeeper.v1.AdminService``; request and absolute deadline in, response out."""
 
     def __init__(self, use_cases: AdminUseCases) -> None:
         self._reconcile = use_cases.reconcile
         self._notices = use_cases.notices
+        self._sessions = use_cases.sessions
 
     async def run_reconcile(
         self, request: pb.RunReconcileRequest, deadline: float

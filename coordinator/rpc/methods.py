@@ -76,6 +76,9 @@ METHODS: Final[Mapping[str, Method]] = MappingProxyType(
         "PauseQueue": Method(Scope.ADMIN),
         "ResumeQueue": Method(Scope.ADMIN),
         "ResetCircuit": Method(Scope.ADMIN),
+        "ListSessions": Method(_READ),
+        "GetSession": Method(_READ),
+        "DrainSession": Method(Scope.ADMIN),
         "RunReconcile": Method(Scope.ADMIN),
         "WatchNotices": Method(Scope.ADMIN),
     }

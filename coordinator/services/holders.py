@@ -92,6 +92,7 @@ class Holders:
         self._held: dict[tuple[str, str], _Held] = {}
         self._of_session: defaultdict[tuple[str, str], set[str]] = defaultdict(set)
         self._sessions: dict[tuple[str, str], Session] = {}
+        self._beaten_ms: dict[tuple[str, str], int] = {}
         self._ended_claims: OrderedDict[tuple[str, int], list[Suspect]] = OrderedDict()
         self._ended_sessions: OrderedDict[tuple[str, str, int], None] = OrderedDict()
         self._closed_holding: OrderedDict[tuple[str, str], None] = OrderedDict()
@@ -130,6 +131,18 @@ class Holders:
     def session(self, namespace: str, session_id: str) -> Session | None:
         """An open session, as far as the watch has come."""
         return self._sessions.get((namespace, session_id))
+
+    def sessions(self, namespace: str) -> list[Session]:
+        """The open sessions of a namespace, as far as the watch has come."""
+        return [session for (where, _), session in self._sessions.items() if where == namespace]
+
+    def session_beat_ms(self, namespace: str, session_id: str) -> int:
+        """Unix milliseconds of the last confirmed beat of a session that was seen here, 0 for none."""
+        return self._beaten_ms.get((namespace, session_id), 0)
+
+    def claims_of(self, namespace: str, session_id: str) -> int:
+        """How many claims the session is known to hold."""
+        return len(self._of_session.get((namespace, session_id), ()))
 
     def claims(self) -> list[tuple[str, str, Claim]]:
         """Namespace, job id and claim of all that are held, as far as the watch has come."""
@@ -209,6 +222,7 @@ class Holders:
     def session_deleted(self, namespace: str, session_id: str, revision: int) -> None:
         """The watch saw the witness go; claims that go, or went, in the same revision are lost."""
         self._sessions.pop((namespace, session_id), None)
+        self._beaten_ms.pop((namespace, session_id), None)
         self._ended_sessions[namespace, session_id, revision] = None
         _trim(self._ended_sessions)
         if self._of_session.get((namespace, session_id)):
@@ -235,6 +249,9 @@ class Holders:
             del self._sessions[session_key]
         for session in sessions:
             self.session_seen(session)
+        for session_key in [key for key in self._beaten_ms if key[0] == namespace]:
+            if session_key not in self._sessions:
+                del self._beaten_ms[session_key]
         for session_key in self._of_session:
             if session_key[0] == namespace and session_key not in self._sessions:
                 self._closed_holding[session_key] = None
@@ -253,6 +270,8 @@ class Holders:
         A span counts only if it has passed on this clock and between the beats' send times, so that beats
         read late harm nobody and a worker's clock can only delay.
         """
+        if (namespace, beat.session_id) in self._sessions:
+            self._beaten_ms[namespace, beat.session_id] = now_ms
         listed = {held.job_id: held for held in beat.claims}
         overdue: list[Overdue] = []
         for job_id in tuple(self._of_session.get((namespace, beat.session_id), ())):

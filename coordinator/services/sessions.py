@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from coordinator.core.commands import Release
 from coordinator.core.job import Claim
 from coordinator.core.machine import Decision, decide
+from coordinator.core.session_command import command_at
 from coordinator.errors import (
     EtcdUnavailable,
     NotApplied,
@@ -222,7 +223,7 @@ class Sessions:
             locks=tuple(_lock_verdict(beat.session_id, lock, read) for lock in beat.locks),
             safe_ms=max(0, ttl_ms - margin_ms(ttl_ms)),
             position=read.position,
-            command=session.command,
+            command=command_at(session.command, session.terminate_ms, self._clock.now_ms()),
         )
 
     async def _release(self, namespace: str, claims: Sequence[tuple[str, Claim]], deadline: float) -> int:

@@ -151,7 +151,7 @@ async def served(
                 QueueUseCases(stats=use, circuits=use, queues=use)  # type: ignore[arg-type]
             ),
             "leasekeeper.v1.AdminService": AdminServicer(
-                AdminUseCases(reconcile=use, notices=subscription)  # type: ignore[arg-type]
+                AdminUseCases(reconcile=use, notices=subscription, sessions=use)  # type: ignore[arg-type]
             ),
         },
     )

@@ -36,7 +36,11 @@ class Asked:
 
 async def reconcile(use: Asked, **fields: Any) -> pb.RunReconcileResponse:
     servicer = AdminServicer(
-        AdminUseCases(reconcile=use, notices=NoticeHub(SteppingClock(), SteadyEntropy(), coordinator_id="c1"))
+        AdminUseCases(
+            reconcile=use,
+            notices=NoticeHub(SteppingClock(), SteadyEntropy(), coordinator_id="c1"),
+            sessions=None,  # type: ignore[arg-type]
+        )
     )
     return await servicer.run_reconcile(pb.RunReconcileRequest(**fields), 77.0)
 

@@ -51,7 +51,9 @@ def a_hub() -> NoticeHub:
 async def first(hub: NoticeHub, request: pb.WatchNoticesRequest) -> pb.WatchNoticesResponse:
     async with asyncio.timeout(5):
         return await anext(
-            AdminServicer(AdminUseCases(reconcile=NoReconcile(), notices=hub)).watch_notices(request)
+            AdminServicer(
+                AdminUseCases(reconcile=NoReconcile(), notices=hub, sessions=None)  # type: ignore[arg-type]
+            ).watch_notices(request)
         )
 
 

@@ -557,7 +557,7 @@ class Session(google.protobuf.message.Message):
     def ttl(self) -> google.protobuf.duration_pb2.Duration: ...
     @property
     def last_beat_time(self) -> google.protobuf.timestamp_pb2.Timestamp:
-        """The last beat that this coordinator saw; absent: none."""
+        """The last confirmed beat that this coordinator saw; absent: none."""
 
     @property
     def terminate_time(self) -> google.protobuf.timestamp_pb2.Timestamp:

@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminServiceStub(object):
-    """Repairs, and tells what had to be repaired.
+    """Repairs, tells what had to be repaired, and operates sessions.
 
     Every method answers INVALID_ARGUMENT (VALIDATION_FAILED, with the fields) for malformed input, UNAVAILABLE
     (ETCD_UNAVAILABLE, NOT_READY, DRAINING) with RetryInfo, and UNAUTHENTICATED or PERMISSION_DENIED where access control is on.
@@ -48,10 +48,25 @@ class AdminServiceStub(object):
                 request_serializer=leasekeeper_dot_v1_dot_admin__service__pb2.WatchNoticesRequest.SerializeToString,
                 response_deserializer=leasekeeper_dot_v1_dot_admin__service__pb2.WatchNoticesResponse.FromString,
                 _registered_method=True)
+        self.ListSessions = channel.unary_unary(
+                '/leasekeeper.v1.AdminService/ListSessions',
+                request_serializer=leasekeeper_dot_v1_dot_admin__service__pb2.ListSessionsRequest.SerializeToString,
+                response_deserializer=leasekeeper_dot_v1_dot_admin__service__pb2.ListSessionsResponse.FromString,
+                _registered_method=True)
+        self.GetSession = channel.unary_unary(
+                '/leasekeeper.v1.AdminService/GetSession',
+                request_serializer=leasekeeper_dot_v1_dot_admin__service__pb2.GetSessionRequest.SerializeToString,
+                response_deserializer=leasekeeper_dot_v1_dot_admin__service__pb2.GetSessionResponse.FromString,
+                _registered_method=True)
+        self.DrainSession = channel.unary_unary(
+                '/leasekeeper.v1.AdminService/DrainSession',
+                request_serializer=leasekeeper_dot_v1_dot_admin__service__pb2.DrainSessionRequest.SerializeToString,
+                response_deserializer=leasekeeper_dot_v1_dot_admin__service__pb2.DrainSessionResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
-    """Repairs, and tells what had to be repaired.
+    """Repairs, tells what had to be repaired, and operates sessions.
 
     Every method answers INVALID_ARGUMENT (VALIDATION_FAILED, with the fields) for malformed input, UNAVAILABLE
     (ETCD_UNAVAILABLE, NOT_READY, DRAINING) with RetryInfo, and UNAUTHENTICATED or PERMISSION_DENIED where access control is on.
@@ -78,6 +93,35 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListSessions(self, request, context):
+        """Sessions that are open, in the order of their ids, a page at a time, as this coordinator knows them.
+
+        INVALID_ARGUMENT: VALIDATION_FAILED (page token of another query, page size). UNAVAILABLE: NOT_READY (with RetryInfo) while it
+        lists the namespace.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetSession(self, request, context):
+        """One session, with what lies on its lease.
+
+        NOT_FOUND: SESSION_NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def DrainSession(self, request, context):
+        """Asks a worker to claim nothing more (QUIET) and, after a limit, to finish and exit (TERMINATE); it hears of it with its next beat.
+        Nothing is taken away. A repeat counts the limit anew; `resume` takes the request back.
+
+        NOT_FOUND: SESSION_NOT_FOUND. RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS (others change it too fast).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -91,6 +135,21 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=leasekeeper_dot_v1_dot_admin__service__pb2.WatchNoticesRequest.FromString,
                     response_serializer=leasekeeper_dot_v1_dot_admin__service__pb2.WatchNoticesResponse.SerializeToString,
             ),
+            'ListSessions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListSessions,
+                    request_deserializer=leasekeeper_dot_v1_dot_admin__service__pb2.ListSessionsRequest.FromString,
+                    response_serializer=leasekeeper_dot_v1_dot_admin__service__pb2.ListSessionsResponse.SerializeToString,
+            ),
+            'GetSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetSession,
+                    request_deserializer=leasekeeper_dot_v1_dot_admin__service__pb2.GetSessionRequest.FromString,
+                    response_serializer=leasekeeper_dot_v1_dot_admin__service__pb2.GetSessionResponse.SerializeToString,
+            ),
+            'DrainSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.DrainSession,
+                    request_deserializer=leasekeeper_dot_v1_dot_admin__service__pb2.DrainSessionRequest.FromString,
+                    response_serializer=leasekeeper_dot_v1_dot_admin__service__pb2.DrainSessionResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'leasekeeper.v1.AdminService', rpc_method_handlers)
@@ -100,7 +159,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService(object):
-    """Repairs, and tells what had to be repaired.
+    """Repairs, tells what had to be repaired, and operates sessions.
 
     Every method answers INVALID_ARGUMENT (VALIDATION_FAILED, with the fields) for malformed input, UNAVAILABLE
     (ETCD_UNAVAILABLE, NOT_READY, DRAINING) with RetryInfo, and UNAUTHENTICATED or PERMISSION_DENIED where access control is on.
@@ -150,6 +209,87 @@ class AdminService(object):
             '/leasekeeper.v1.AdminService/WatchNotices',
             leasekeeper_dot_v1_dot_admin__service__pb2.WatchNoticesRequest.SerializeToString,
             leasekeeper_dot_v1_dot_admin__service__pb2.WatchNoticesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/leasekeeper.v1.AdminService/ListSessions',
+            leasekeeper_dot_v1_dot_admin__service__pb2.ListSessionsRequest.SerializeToString,
+            leasekeeper_dot_v1_dot_admin__service__pb2.ListSessionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/leasekeeper.v1.AdminService/GetSession',
+            leasekeeper_dot_v1_dot_admin__service__pb2.GetSessionRequest.SerializeToString,
+            leasekeeper_dot_v1_dot_admin__service__pb2.GetSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DrainSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/leasekeeper.v1.AdminService/DrainSession',
+            leasekeeper_dot_v1_dot_admin__service__pb2.DrainSessionRequest.SerializeToString,
+            leasekeeper_dot_v1_dot_admin__service__pb2.DrainSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

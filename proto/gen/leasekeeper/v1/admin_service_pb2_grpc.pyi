@@ -18,7 +18,7 @@ class _ServicerContext(grpc.ServicerContext, grpc.aio.ServicerContext):  # type:
     ...
 
 class AdminServiceStub:
-    """Repairs, and tells what had to be repaired.
+    """Repairs, tells what had to be repaired, and operates sessions.
 
     Every method answers INVALID_ARGUMENT (VALIDATION_FAILED, with the fields) for malformed input, UNAVAILABLE
     (ETCD_UNAVAILABLE, NOT_READY, DRAINING) with RetryInfo, and UNAUTHENTICATED or PERMISSION_DENIED where access control is on.
@@ -46,8 +46,37 @@ class AdminServiceStub:
     RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS (too many streams).
     """
 
+    ListSessions: grpc.UnaryUnaryMultiCallable[
+        leasekeeper.v1.admin_service_pb2.ListSessionsRequest,
+        leasekeeper.v1.admin_service_pb2.ListSessionsResponse,
+    ]
+    """Sessions that are open, in the order of their ids, a page at a time, as this coordinator knows them.
+
+    INVALID_ARGUMENT: VALIDATION_FAILED (page token of another query, page size). UNAVAILABLE: NOT_READY (with RetryInfo) while it
+    lists the namespace.
+    """
+
+    GetSession: grpc.UnaryUnaryMultiCallable[
+        leasekeeper.v1.admin_service_pb2.GetSessionRequest,
+        leasekeeper.v1.admin_service_pb2.GetSessionResponse,
+    ]
+    """One session, with what lies on its lease.
+
+    NOT_FOUND: SESSION_NOT_FOUND.
+    """
+
+    DrainSession: grpc.UnaryUnaryMultiCallable[
+        leasekeeper.v1.admin_service_pb2.DrainSessionRequest,
+        leasekeeper.v1.admin_service_pb2.DrainSessionResponse,
+    ]
+    """Asks a worker to claim nothing more (QUIET) and, after a limit, to finish and exit (TERMINATE); it hears of it with its next beat.
+    Nothing is taken away. A repeat counts the limit anew; `resume` takes the request back.
+
+    NOT_FOUND: SESSION_NOT_FOUND. RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS (others change it too fast).
+    """
+
 class AdminServiceAsyncStub:
-    """Repairs, and tells what had to be repaired.
+    """Repairs, tells what had to be repaired, and operates sessions.
 
     Every method answers INVALID_ARGUMENT (VALIDATION_FAILED, with the fields) for malformed input, UNAVAILABLE
     (ETCD_UNAVAILABLE, NOT_READY, DRAINING) with RetryInfo, and UNAUTHENTICATED or PERMISSION_DENIED where access control is on.
@@ -74,8 +103,37 @@ class AdminServiceAsyncStub:
     RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS (too many streams).
     """
 
+    ListSessions: grpc.aio.UnaryUnaryMultiCallable[
+        leasekeeper.v1.admin_service_pb2.ListSessionsRequest,
+        leasekeeper.v1.admin_service_pb2.ListSessionsResponse,
+    ]
+    """Sessions that are open, in the order of their ids, a page at a time, as this coordinator knows them.
+
+    INVALID_ARGUMENT: VALIDATION_FAILED (page token of another query, page size). UNAVAILABLE: NOT_READY (with RetryInfo) while it
+    lists the namespace.
+    """
+
+    GetSession: grpc.aio.UnaryUnaryMultiCallable[
+        leasekeeper.v1.admin_service_pb2.GetSessionRequest,
+        leasekeeper.v1.admin_service_pb2.GetSessionResponse,
+    ]
+    """One session, with what lies on its lease.
+
+    NOT_FOUND: SESSION_NOT_FOUND.
+    """
+
+    DrainSession: grpc.aio.UnaryUnaryMultiCallable[
+        leasekeeper.v1.admin_service_pb2.DrainSessionRequest,
+        leasekeeper.v1.admin_service_pb2.DrainSessionResponse,
+    ]
+    """Asks a worker to claim nothing more (QUIET) and, after a limit, to finish and exit (TERMINATE); it hears of it with its next beat.
+    Nothing is taken away. A repeat counts the limit anew; `resume` takes the request back.
+
+    NOT_FOUND: SESSION_NOT_FOUND. RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS (others change it too fast).
+    """
+
 class AdminServiceServicer(metaclass=abc.ABCMeta):
-    """Repairs, and tells what had to be repaired.
+    """Repairs, tells what had to be repaired, and operates sessions.
 
     Every method answers INVALID_ARGUMENT (VALIDATION_FAILED, with the fields) for malformed input, UNAVAILABLE
     (ETCD_UNAVAILABLE, NOT_READY, DRAINING) with RetryInfo, and UNAUTHENTICATED or PERMISSION_DENIED where access control is on.
@@ -104,6 +162,41 @@ class AdminServiceServicer(metaclass=abc.ABCMeta):
         that is too slow loses the oldest and is told how many.
 
         RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS (too many streams).
+        """
+
+    @abc.abstractmethod
+    def ListSessions(
+        self,
+        request: leasekeeper.v1.admin_service_pb2.ListSessionsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[leasekeeper.v1.admin_service_pb2.ListSessionsResponse, collections.abc.Awaitable[leasekeeper.v1.admin_service_pb2.ListSessionsResponse]]:
+        """Sessions that are open, in the order of their ids, a page at a time, as this coordinator knows them.
+
+        INVALID_ARGUMENT: VALIDATION_FAILED (page token of another query, page size). UNAVAILABLE: NOT_READY (with RetryInfo) while it
+        lists the namespace.
+        """
+
+    @abc.abstractmethod
+    def GetSession(
+        self,
+        request: leasekeeper.v1.admin_service_pb2.GetSessionRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[leasekeeper.v1.admin_service_pb2.GetSessionResponse, collections.abc.Awaitable[leasekeeper.v1.admin_service_pb2.GetSessionResponse]]:
+        """One session, with what lies on its lease.
+
+        NOT_FOUND: SESSION_NOT_FOUND.
+        """
+
+    @abc.abstractmethod
+    def DrainSession(
+        self,
+        request: leasekeeper.v1.admin_service_pb2.DrainSessionRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[leasekeeper.v1.admin_service_pb2.DrainSessionResponse, collections.abc.Awaitable[leasekeeper.v1.admin_service_pb2.DrainSessionResponse]]:
+        """Asks a worker to claim nothing more (QUIET) and, after a limit, to finish and exit (TERMINATE); it hears of it with its next beat.
+        Nothing is taken away. A repeat counts the limit anew; `resume` takes the request back.
+
+        NOT_FOUND: SESSION_NOT_FOUND. RESOURCE_EXHAUSTED: TOO_MANY_REQUESTS (others change it too fast).
         """
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: typing.Union[grpc.Server, grpc.aio.Server]) -> None: ...
