@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from worker_sdk._follow_ups import FollowUps
 from worker_sdk._latch import Latch
 from worker_sdk._machine import BeatLog, ClaimPhase
 from worker_sdk._work import BeatAnswer, BeatClaim, ClaimedJob, StopReason, Verdict
@@ -31,6 +32,7 @@ class HeldClaim:
         "cancelled",
         "checkpoint_sequence",
         "deadline",
+        "follow_ups",
         "given_away",
         "interrupt",
         "job",
@@ -55,6 +57,7 @@ class HeldClaim:
         self.advances = 0
         self.progress: tuple[float, str] | None = None
         self.checkpoint_sequence = 0
+        self.follow_ups = FollowUps()
         self.stop_reason: StopReason | None = None
         self.started = False
         # Whether the turning of the event loop is a sign of this handler's life.

@@ -22,11 +22,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from worker_sdk._follow_ups import FollowUps
 from worker_sdk._payloads import json_bytes
 from worker_sdk._work import Completed, Failed, Outcome, Released, StopReason
 from worker_sdk.errors import NoRetry, Retry
 
-__all__ = ["MAX_RESULT_BYTES", "Result", "from_exception", "from_result"]
+__all__ = ["MAX_RESULT_BYTES", "Result", "from_exception", "from_result", "with_follow_ups"]
 
 MAX_RESULT_BYTES = 64 * 1024
 
@@ -65,6 +66,14 @@ def from_result(value: object) -> Outcome:
 
 
 _DONE = Completed()
+
+
+def with_follow_ups(outcome: Outcome, follow_ups: FollowUps) -> Outcome:
+    """Return *outcome* with the jobs that were asked for; one that is no success submits none."""
+    jobs = follow_ups.encoded
+    if not jobs or not isinstance(outcome, Completed):
+        return outcome
+    return Completed(outcome.result, outcome.content_type, jobs)
 
 
 def from_exception(error: BaseException, stop: StopReason | None) -> Outcome | None:

@@ -20,7 +20,7 @@ from typing import Any
 
 from worker_sdk import errors
 from worker_sdk._handlers import bind_process
-from worker_sdk._outcome import from_exception, from_result
+from worker_sdk._outcome import from_exception, from_result, with_follow_ups
 from worker_sdk._work import ClaimedJob, Outcome
 from worker_sdk.process_context import ProcessContext
 
@@ -162,7 +162,8 @@ def _run(task: ChildTask, line: _Line) -> Done:
         function = _bound.get(task.target)
         if function is None:
             function = _bound[task.target] = bind_process(task.target)
-        return Done(from_result(function(_context(task, job, line))), "")
+        context = _context(task, job, line)
+        return Done(with_follow_ups(from_result(function(context)), context.follow_ups), "")
     except BaseException as error:  # noqa: BLE001  see the table of `_outcome`: nothing escapes a handler
         if os.getpid() != pid:
             # A fork of the handler's that came back out of it: its parent speaks for the job.

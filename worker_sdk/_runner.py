@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from worker_sdk._claims import ClaimBook, HeldClaim
 from worker_sdk._handlers import Handler, HandlerTable
-from worker_sdk._outcome import from_exception, from_result
+from worker_sdk._outcome import from_exception, from_result, with_follow_ups
 from worker_sdk._process_child import ChildTask, Done
 from worker_sdk._processes import HandlerProcesses
 from worker_sdk._settler import Settler
@@ -258,7 +258,7 @@ class Runner:
         if outcome is None:
             self._book.forget([claim])
         else:
-            self._settler.put(claim, outcome)
+            self._settler.put(claim, with_follow_ups(outcome, claim.follow_ups))
         self._told(claim, outcome)
         if not self._running and not self._waiting:
             self._idle.set()

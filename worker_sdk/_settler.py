@@ -23,7 +23,9 @@ from worker_sdk.config import RetryConfig
 from worker_sdk.errors import (
     ClaimLost,
     DeadlineExceeded,
+    DuplicateJob,
     InvalidRequest,
+    JobExists,
     JobNotFound,
     LeasekeeperError,
     RequestError,
@@ -231,11 +233,12 @@ class Settler:
             )
             self._refused(report.claim)
             return False
-        if isinstance(error, InvalidRequest):
+        if isinstance(error, InvalidRequest | JobExists | DuplicateJob):
             if report.rewritten:
                 _log.error("job %s cannot be settled: %s", job.job_id, error)
                 return False
-            # A report that the coordinator can never take becomes a failure that says so.
+            # A report that the coordinator can never take, or whose follow-ups cannot be submitted, becomes
+            # a failure that says so.
             report.rewritten = True
             outcome = Failed(type(error).__name__, str(error))
             report.message = settlement_to(job.job_id, job.fencing_token, outcome)

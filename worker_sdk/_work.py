@@ -148,10 +148,11 @@ class StopReason(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The attempt succeeded."""
+    """The attempt succeeded; ``follow_ups`` are encoded jobs, submitted with it, all or none."""
 
     result: bytes = b""
     content_type: str = ""
+    follow_ups: tuple[bytes, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

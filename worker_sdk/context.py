@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from worker_sdk._claims import ClaimBook, HeldClaim
+from worker_sdk._convert.jobs import spec_to
 from worker_sdk._latch import Latch
 from worker_sdk._outcome import Result
 from worker_sdk._work import StopReason
 from worker_sdk.errors import ClaimLost, DeadlineExceeded, ForkedProcess, JobCancelled
+from worker_sdk.jobs import JobSpec
 
 __all__ = ["Context", "Latch", "Result", "SyncContext"]
 
@@ -173,6 +175,20 @@ class _BaseContext:
             raise ValueError(f"the note has {size} bytes: at most {_MAX_NOTE_BYTES}")
         self.check()
         self._claim.progress = (ratio, note)
+
+    def submit(self, job: JobSpec) -> None:
+        """Submit *job* together with this one's success, in one transaction: all follow-ups or none.
+
+        Nothing is sent yet, so there is nothing to await; an attempt that fails, is released or is lost
+        submits nothing. A job without ``job_id`` gets one that is the same however often the settlement is
+        repeated. One that stands already with the same content counts as submitted; another with its id or
+        its unique key makes the attempt fail with ``JobExists`` or ``DuplicateJob``. It may take this job's
+        own unique key.
+
+        Raises: as `check`; ValidationFailed for a 21st job; PayloadTooLarge over 256 KiB in all.
+        """
+        self.check()
+        self._claim.follow_ups.add(spec_to(job).SerializeToString())
 
 
 class Context(_BaseContext):

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 
+from worker_sdk._convert.jobs import spec_to
+from worker_sdk._follow_ups import FollowUps
 from worker_sdk._seams import boottime
+from worker_sdk.jobs import JobSpec
 
 __all__ = ["ProcessContext"]
 
@@ -44,6 +47,7 @@ class ProcessContext:
     # Sends (ratio, note), or None for a sign of life; stores a checkpoint and waits for the answer.
     tell: Callable[[tuple[float, str] | None], None]
     save: Callable[[bytes, float | None], None]
+    follow_ups: FollowUps = field(default_factory=FollowUps)
 
     def remaining(self) -> float | None:
         """Return the seconds left of the run timeout, 0 at its end; None: there is none."""
@@ -87,3 +91,13 @@ class ProcessContext:
             LeasekeeperError: it was not stored, or that is not known; the class says which.
         """
         self.save(bytes(data), timeout)
+
+    def submit(self, job: JobSpec) -> None:
+        """Submit *job* together with this one's success, all follow-ups or none; see `Context.submit`.
+
+        Raises:
+            ValidationFailed: a 21st job, or a time that no message can hold.
+            PayloadTooLarge: over 256 KiB in all.
+        """
+        self.tell(None)
+        self.follow_ups.add(spec_to(job).SerializeToString())

@@ -162,6 +162,8 @@ def settlement_to(job_id: str, fencing_token: int, outcome: Outcome) -> pb.Settl
             message.complete.result = outcome.result
         if outcome.content_type:
             message.complete.result_content_type = outcome.content_type
+        for encoded in outcome.follow_ups:
+            message.complete.follow_ups.add().ParseFromString(encoded)
     elif isinstance(outcome, Failed):
         message.fail.failure.type = _cut(outcome.type, _MAX_TYPE_BYTES)
         message.fail.failure.message = _cut(outcome.message, _MAX_TEXT_BYTES)

@@ -11,7 +11,7 @@ import threading
 import time
 from pathlib import Path
 
-from worker_sdk import ClaimLost, ProcessContext, Retry
+from worker_sdk import ClaimLost, JobSpec, ProcessContext, Retry
 
 
 class Picky(Exception):
@@ -80,3 +80,7 @@ def wait(ctx: ProcessContext) -> None:
     Path(ctx.payload.decode()).write_text(str(os.getpid()))
     while True:
         time.sleep(0.01)
+
+
+def follow(ctx: ProcessContext) -> None:
+    ctx.submit(JobSpec(queue="next", type="t", job_id=f"after-{ctx.job_id}", payload=ctx.payload))
