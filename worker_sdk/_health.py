@@ -11,6 +11,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -23,6 +24,8 @@ _log = logging.getLogger("worker_sdk.health")
 STUCK_EXIT_CODE = 70
 _LOOK_SECONDS = 1.0
 _JOIN_SECONDS = 2.0
+# How often the server looks whether it is to stop: so long may the worker's end wait for it.
+_STOP_SECONDS = 0.1
 _CLIENT_SECONDS = 5.0
 
 
@@ -86,7 +89,7 @@ class HealthWatch:
         """Start the threads."""
         work: list[tuple[str, Callable[[], None]]] = []
         if self._server is not None:
-            work.append(("leasekeeper-health-http", self._server.serve_forever))
+            work.append(("leasekeeper-health-http", partial(self._server.serve_forever, _STOP_SECONDS)))
             _log.info("health at http://%s/livez and /readyz", self.address)
         if self._file is not None or self._exit_after:
             work.append(("leasekeeper-health", self._watch))
