@@ -86,7 +86,7 @@ def compose_recovery(base: Foundation, *, sweeps: bool) -> Recovery:
         config=RepairConfig(orphan_after_s=settings.orphan_after_s),
     )
     retention = RetentionPass(store.jobs, walk, clock, keep_ms=round(settings.keep_dead_s * 1000))
-    due = DuePass(store.jobs, store.namespaces, store.membership, clock, notices=base.notices)
+    due = DuePass(store.jobs, store.membership, clock, notices=base.notices)
     sweep = Sweep(
         SweptPasses(lost=lost, repair=repair, retention=retention),
         walk,

@@ -24,7 +24,6 @@ from coordinator.ports import (
     Due,
     JobStore,
     Membership,
-    NamespaceFeeds,
     Notices,
     Operation,
     Snapshot,
@@ -71,7 +70,6 @@ class DuePass:
 
     Args:
         store: where jobs are.
-        feeds: the namespaces to look at.
         membership: which coordinator acts first.
         clock: wall time for what is due, monotonic time for holds.
         config: bounds.
@@ -81,7 +79,6 @@ class DuePass:
     def __init__(
         self,
         store: JobStore,
-        feeds: NamespaceFeeds,
         membership: Membership,
         clock: Clock,
         config: DueConfig | None = None,
@@ -89,7 +86,6 @@ class DuePass:
         notices: Notices,
     ) -> None:
         self._store = store
-        self._feeds = feeds
         self._membership = membership
         self._clock = clock
         self._config = config or DueConfig()
@@ -111,13 +107,6 @@ class DuePass:
         job = operation.after
         if job is not None and job.hold_ms and job.due_key_ms:
             self._first_sight((job.namespace, job.job_id, job.due_key_ms))
-
-    async def step(self) -> bool:
-        """One run over every namespace; for a ``PassLoop``."""
-        more = False
-        for namespace in self._feeds.namespaces():
-            more |= (await self.run_once(namespace)).more
-        return more
 
     async def run_once(self, namespace: str, *, dry_run: bool = False) -> Report:
         """Work off what is due now.

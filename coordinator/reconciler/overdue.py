@@ -2,9 +2,13 @@
 cancellation. Tells of jobs that run for very long.
 
 Times count from when this process first saw the claim, or the request to stop, on its monotonic clock: no
-wall clock can end a run too early, and a new leader only gives more time. The claim is taken away by its
-token, and the job waits one TTL of its session, so that the holder hears of it first (promise P8). Silence
-of a session is no matter here, its lease ends by itself; heartbeat timeouts are `take_away`'s.
+wall clock can end a run too early, and a new leader only gives more time. Processes that do not lead look
+too, so that the next leader knows. Only what is told of jobs that run for very long goes by the time in the
+claim: it ends nothing, and else no job would be told that runs longer than coordinators do.
+
+The claim is taken away by its token, and the job waits one TTL of its session, so that the holder hears of
+it first (promise P8). Silence of a session is no matter here, its lease ends by itself; heartbeat timeouts
+are `take_away`'s.
 """
 
 from __future__ import annotations
@@ -59,22 +63,27 @@ class HeldClaims(Protocol):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverdueConfig:
     """``cancel_grace_s``: how long a handler has to stop after a request. ``stuck_after_s``: how long a job
-    may run, or its run timeout if that is longer, until operators are told. ``batch``: claims taken together.
-    ``timeout_s``: for one batch, and for a page of requests to stop.
+    may run, or its run timeout if that is longer, until operators are told. ``look_every_s``: how often a
+    process that does not lead looks for requests to stop. ``batch``: claims taken together. ``timeout_s``:
+    for one batch, and for a page of requests to stop.
     """
 
     cancel_grace_s: float = 30.0
     stuck_after_s: float = 600.0
+    look_every_s: float = 5.0
     batch: int = 60
     timeout_s: float = 5.0
 
 
 @dataclass(slots=True)
 class _Sight:
-    """A claim since it was first seen. ``asked_at``: when the request to stop was, ``asked`` its revision."""
+    """A claim since it was first seen. ``ran_before_s``: how long it had stood then, by the time in it.
+    ``asked_at``: when the request to stop was first seen, ``asked`` its revision.
+    """
 
     claim: Claim
     since: float
+    ran_before_s: float = 0.0
     asked: int = 0
     asked_at: float = 0.0
     stuck: bool = False
@@ -142,6 +151,7 @@ class OverduePass:
         self._leads = leads
         self._config = config or OverdueConfig()
         self._sights: dict[_Place, _Sight] = {}
+        self._looked_at = float("-inf")
 
     @property
     def name(self) -> str:
@@ -158,7 +168,11 @@ class OverduePass:
             StorageError: as of ``run_once``; the other namespaces have had their turn.
         """
         failure: StorageError | None = None
-        for namespace in sorted(self._look()):
+        namespaces = sorted(self._look())
+        if not self._leads():
+            await self._look_for_requests(namespaces)
+            return False
+        for namespace in namespaces:
             if not self._leads():
                 break
             began = self._clock.monotonic()
@@ -187,15 +201,27 @@ class OverduePass:
 
     def _look(self) -> set[str]:
         """Take in what is held now; the namespaces that it is in."""
-        now = self._clock.monotonic()
+        now, now_ms = self._clock.monotonic(), self._clock.now_ms()
         sights: dict[_Place, _Sight] = {}
         for namespace, job_id, claim in self._held.claims():
             place = (namespace, job_id)
             known = self._sights.get(place)
             same = known is not None and known.claim.token == claim.token
-            sights[place] = known if known is not None and same else _Sight(claim, now)
+            if known is None or not same:
+                ran_before_ms = max(0, now_ms - claim.start_ms) if claim.start_ms else 0
+                known = _Sight(claim, now, ran_before_s=ran_before_ms / 1000)
+            sights[place] = known
         self._sights = sights
         return {namespace for namespace, _ in sights}
+
+    async def _look_for_requests(self, namespaces: Sequence[str]) -> None:
+        """As who does not lead: so that a grace does not begin anew with the next leader."""
+        now = self._clock.monotonic()
+        if now - self._looked_at < self._config.look_every_s:
+            return
+        self._looked_at = now
+        for namespace in namespaces:
+            await self._requests(namespace)
 
     async def _run(self, namespace: str, *, dry_run: bool, as_leader: bool) -> Report:
         run = _Round(namespace, Report(self.name), dry_run, as_leader)
@@ -312,7 +338,7 @@ class OverduePass:
     def _tell_if_stuck(self, job_id: str, sight: _Sight, run: _Round) -> None:
         """Once for each claim; one that was taken away is gone from the sights."""
         claim = sight.claim
-        ran_s = self._clock.monotonic() - sight.since
+        ran_s = sight.ran_before_s + self._clock.monotonic() - sight.since
         limit_s = max(self._config.stuck_after_s, claim.run_timeout_ms / 1000)
         if sight.stuck or run.dry_run or ran_s < limit_s:
             return

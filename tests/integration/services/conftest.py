@@ -113,7 +113,7 @@ def start_side(etcd_server: EtcdProcess, namespace: str) -> SideFactory:
             LostConfig(others_s=0.2),
             notices=notices,
         )
-        due = DuePass(store.jobs, store.namespaces, store.membership, clock, notices=notices)
+        due = DuePass(store.jobs, store.membership, clock, notices=notices)
         holders = Holders(lost.suspect, notices=notices)
         late = LateCalls(store.jobs, notices, RecordedMeters(), clock)
         index = Index(

@@ -27,7 +27,6 @@ from tests.unit.services.conftest import World
 def a_pass(world: World, members: FixedMembers | None = None, **config: int) -> DuePass:
     return DuePass(
         world.store,
-        type(world.feeds)("default"),
         members or world.members,
         world.clock,
         DueConfig(**config),
@@ -186,7 +185,7 @@ async def test_a_large_crowd_is_worked_off_page_by_page_and_says_that_there_is_m
     due = a_pass(world, page=10, max_rounds=3)
     first = await due.run_once("default")
     assert (first.counts[PROMOTED], first.more) == (30, True)
-    assert await due.step() is False
+    assert (await due.run_once("default")).more is False
     assert {world.stored(f"j{n:02}").job.state for n in range(50)} == {JobState.PENDING}
 
 

@@ -174,9 +174,7 @@ async def test_a_run_that_outlasts_the_total_timeout_ends_and_its_job_is_dead(be
     await overdue.step()
     job = world.stored().job
     assert job.attempts[-1].failure_message == "total timeout: its time ended 5000 ms after its claim"
-    due = DuePass(
-        world.store, type(world.feeds)("default"), world.members, world.clock, notices=world.notices
-    )
+    due = DuePass(world.store, world.members, world.clock, notices=world.notices)
     await due.run_once("default")
     await world.clock.advance(TTL_S)
     await due.run_once("default")
@@ -219,6 +217,20 @@ async def test_a_handler_that_does_not_stop_loses_its_claim_after_the_grace(benc
     assert (notice.kind, notice.facts["why"]) == (NoticeKind.TAKEN_AWAY, "cancelled")
 
 
+async def test_the_grace_of_a_cancellation_does_not_begin_anew_with_the_next_leader(bench: Bench) -> None:
+    await bench.running()
+    await bench.cancel()
+    overdue = bench.overdue(cancel_grace_s=30.0)
+    bench.leads = False
+    for _ in range(6):
+        await overdue.step()
+        await bench.world.clock.advance(5)
+    assert bench.world.stored().job.state is JobState.RUNNING, "who does not lead only looks"
+    bench.leads = True
+    await overdue.step()
+    assert bench.world.stored().job.state is JobState.CANCELLED
+
+
 async def test_a_stray_request_to_stop_ends_no_claim(bench: Bench) -> None:
     await bench.running()
     bench.world.etcd.write([(Where(Slot.CANCEL, "default", "j1"), "", None)])
@@ -246,6 +258,24 @@ async def test_a_job_that_runs_for_very_long_is_told_once_for_each_claim(bench: 
     world.etcd.write((), [Where(Slot.CLAIM, "default", "j1")])
     await overdue.step()
     assert len(world.notices.of(NoticeKind.STUCK)) == 1
+
+
+async def test_a_job_that_has_run_for_long_is_told_also_by_a_coordinator_that_has_just_started(
+    bench: Bench,
+) -> None:
+    await bench.running()
+    await bench.running("patient", run_timeout_ms=20_000)
+    await bench.world.clock.advance(9)
+    overdue = bench.overdue(stuck_after_s=10.0)
+    await overdue.step()
+    assert bench.world.notices.of(NoticeKind.STUCK) == []
+    await bench.world.clock.advance(1)
+    await overdue.step()
+    [notice] = bench.world.notices.of(NoticeKind.STUCK)
+    assert (notice.job_id, notice.facts["running_s"]) == ("j1", "10")
+    bench.world.clock.jump_wall(3_600)
+    await overdue.step()
+    assert len(bench.world.notices.of(NoticeKind.STUCK)) == 1, "a clock that jumps makes no run longer"
 
 
 async def test_a_run_beyond_its_timeout_that_cannot_be_ended_is_stuck(bench: Bench) -> None:
