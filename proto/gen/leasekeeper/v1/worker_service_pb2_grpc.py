@@ -164,8 +164,10 @@ class WorkerServiceServicer(object):
     def CompleteJob(self, request, context):
         """Ends an attempt with success. The same call again answers as the first did.
 
-        INVALID_ARGUMENT: RESULT_TOO_LARGE (64 KiB).
+        INVALID_ARGUMENT: RESULT_TOO_LARGE (64 KiB), PAYLOAD_TOO_LARGE (follow-ups over 256 KiB in all).
         FAILED_PRECONDITION: CLAIM_LOST (metadata: held, current). NOT_FOUND: JOB_NOT_FOUND (its record is gone, and its claim with it).
+        ALREADY_EXISTS: JOB_EXISTS (metadata: job_id, state), DUPLICATE_JOB (metadata: job_id of the owner, unique_key), each with
+        follow_up, its place among them: nothing was changed, the claim stays.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
