@@ -21,9 +21,13 @@ FAST = t.RetryPolicy(initial_delay=span(0.05), max_delay=span(0.05), jitter=0)
 
 
 async def becomes(subject: Subject, state: t.JobState.ValueType, job_id: str = "j1") -> t.Job:
-    async with asyncio.timeout(10):
-        while (job := await subject.job(job_id)).state != state:
-            await asyncio.sleep(0.02)
+    job = await subject.job(job_id)
+    for _ in range(200):
+        if job.state == state:
+            break
+        await asyncio.sleep(0.05)
+        job = await subject.job(job_id)
+    assert job.state == state
     return job
 
 
