@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import IntEnum
 
+from worker_sdk._lock_mode import LockMode
 from worker_sdk.errors import RequestError
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "Failure",
     "Job",
     "JobChange",
+    "JobLock",
     "JobSpec",
     "JobState",
     "Progress",
@@ -99,6 +101,21 @@ class RollbackJob:
     priority: int = 0
 
 
+@dataclass(frozen=True, slots=True)
+class JobLock:
+    """A named lock that a job holds while it runs: taken by its claim, given back by the claim's end.
+
+    Args:
+        name: 1-256 bytes of UTF-8 without control characters.
+        mode: how it is shared.
+        permits: 1-1,000, of a semaphore, the same for all its users; 0 for other modes.
+    """
+
+    name: str
+    mode: LockMode = LockMode.EXCLUSIVE
+    permits: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """What is to be done.
@@ -113,6 +130,7 @@ class JobSpec:
         queue_timeout, run_timeout, total_timeout, heartbeat_timeout: seconds; None: none.
         unique_key: at most one non-terminal job of the queue has this key; empty: none.
         rollback: enqueued when the job has failed for good; None: nothing is.
+        locks: at most 8, of different names. The job waits until its claim can take all of them.
 
     Datetimes must know their zone.
     """
@@ -133,6 +151,7 @@ class JobSpec:
     retry: RetryPolicy | None = None
     unique_key: str = ""
     rollback: RollbackJob | None = None
+    locks: Sequence[JobLock] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

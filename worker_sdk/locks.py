@@ -19,13 +19,13 @@ from contextlib import (
     suppress,
 )
 from dataclasses import dataclass
-from enum import IntEnum
 from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypeVar
 
 from worker_sdk._latch import Latch
 from worker_sdk._lock_book import LockHold
 from worker_sdk._lock_engine import LockEngine, LockWish, lock_lost
+from worker_sdk._lock_mode import LockMode
 from worker_sdk._machine import backoff_delay
 from worker_sdk._seams import Seams
 from worker_sdk._transport.channel import repeatable
@@ -37,14 +37,6 @@ __all__ = ["Lock", "LockClient", "LockMode", "Owner", "SyncLockClient"]
 T = TypeVar("T")
 
 _WAIT_SECONDS = 30.0
-
-
-class LockMode(IntEnum):
-    """How a lock is shared; numbers as on the wire."""
-
-    EXCLUSIVE = 1
-    SHARED = 2
-    SEMAPHORE = 3
 
 
 @dataclass(frozen=True, slots=True)

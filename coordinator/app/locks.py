@@ -13,13 +13,16 @@ from coordinator.rpc.lock_servicer import LockServicer, LockUseCases
 from coordinator.services.contention import Contention, ContentionConfig
 from coordinator.services.fencing import FutureTokens
 from coordinator.services.holders import Holders
+from coordinator.services.index import Index
 from coordinator.services.lock_acquisition import LockAcquisition
 from coordinator.services.lock_cleanup import LockCleanup
 from coordinator.services.lock_delivery import LockDelivery
 from coordinator.services.lock_lines import LockLines
 from coordinator.services.locks import Locks
+from coordinator.services.parking import Parking
+from coordinator.services.waiters import Pair
 
-__all__ = ["LockParts", "compose_locks"]
+__all__ = ["LockParts", "compose_locks", "compose_parking"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +31,7 @@ class LockParts:
 
     servicer: LockServicer
     lines: LockLines
+    locks: Locks
     delivery: LockDelivery
     background: Mapping[str, Callable[[], Coroutine[Any, Any, None]]]
     drains: tuple[Callable[[], None], ...]
@@ -67,7 +71,32 @@ def compose_locks(base: Foundation, holders: Holders, limits: CallLimits) -> Loc
     return LockParts(
         servicer=LockServicer(LockUseCases(acquisition=acquisition, locks=locks), clock, limits),
         lines=lines,
+        locks=locks,
         delivery=LockDelivery(lines, cleanup.later),
         background={"lines of locks": lines.run, "locks left behind": cleanup.run},
         drains=(acquisition.drain, locks.drain),
     )
+
+
+def compose_parking(
+    base: Foundation,
+    parts: LockParts,
+    index: Index,
+    *,
+    arrived: Callable[[Pair, str], None],
+    of_one: Callable[[str, str], None],
+) -> Parking:
+    """Make what parks jobs whose locks are held, and let the lines of locks tell it."""
+    store, lines = base.store, parts.lines
+    parking = Parking(
+        lines,
+        store.locks,
+        store.jobs,
+        index,
+        base.clock,
+        token=parts.locks.token_of,
+        arrived=arrived,
+        of_one=of_one,
+    )
+    lines.moved, lines.watched = parking.changed, parking.names
+    return parking

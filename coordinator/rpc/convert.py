@@ -185,13 +185,14 @@ def submit_result(job_id: str, outcome: SubmitOutcome | RequestError) -> pb.Subm
     )
 
 
-def list_filter(request: pb.ListJobsRequest) -> JobFilter:
-    """What ListJobs asks for."""
+def list_filter(request: pb.ListJobsRequest, now_ms: int) -> JobFilter:
+    """What ListJobs asks for, at ``now_ms``."""
     return JobFilter(
         states=frozenset(map(JobState, request.states)),
         queue=request.queue,
         type=request.type,
         labels=dict(request.labels),
+        past_due_at_ms=now_ms if request.past_due else 0,
     )
 
 

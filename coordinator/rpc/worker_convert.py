@@ -149,6 +149,8 @@ def claim_message(claimed: ClaimedJob) -> pb.Claim:
         message.run_timeout.CopyFrom(duration(claim.run_timeout_ms))
     if terms.heartbeat_timeout_ms:
         message.heartbeat_timeout.CopyFrom(duration(terms.heartbeat_timeout_ms))
+    if terms.locks:
+        message.lock_names.extend([lock.name for lock in terms.locks])
     due = timestamp(terms.due_ms)
     if due is not None:
         message.due_time.CopyFrom(due)

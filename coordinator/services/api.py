@@ -13,6 +13,7 @@ from enum import IntEnum
 
 from coordinator.core.commands import Settlement
 from coordinator.core.copying import changed, quick
+from coordinator.core.due_time import is_past_due
 from coordinator.core.job import Claim, Job, JobLock, JobState, Progress, Rollback, Terms
 from coordinator.core.queue_settings import QueueSettings
 from coordinator.core.retry import RetryPolicy
@@ -145,13 +146,17 @@ class JobView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilter:
-    """Which jobs; empty means all."""
+    """Which jobs; empty means all.
+
+    ``past_due_at_ms``: only those that miss their due time, as of then (Unix milliseconds); 0: all.
+    """
 
     states: frozenset[JobState] = frozenset()
     queue: str = ""
     type: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     job_ids: frozenset[str] = frozenset()
+    past_due_at_ms: int = 0
 
     def matches(self, job: Job) -> bool:
         """Whether ``job`` is one of them."""
@@ -161,6 +166,7 @@ class JobFilter:
             and (not self.queue or terms.queue == self.queue)
             and (not self.type or terms.type == self.type)
             and (not self.job_ids or job.job_id in self.job_ids)
+            and (not self.past_due_at_ms or is_past_due(job, self.past_due_at_ms))
             and all(terms.labels.get(key) == value for key, value in self.labels.items())
         )
 

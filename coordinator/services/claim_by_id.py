@@ -27,6 +27,7 @@ from coordinator.services.fencing import check_present
 from coordinator.services.holders import Holders
 from coordinator.services.index import Index
 from coordinator.services.job_lines import JobLines, Line, Place
+from coordinator.services.lock_gate import NO_LOCKS, LockGate
 from coordinator.services.redelivery import Redelivery
 from coordinator.services.waiting import wait_event
 
@@ -38,7 +39,7 @@ JOB: Final = "job"
 _ROUNDS: Final = 10_000
 """Rounds of one call at most; each waits or looks, so this is never met in practice."""
 
-_CONTENDED: Final = frozenset({Reason.CLAIM_HELD, Reason.NOT_CLAIMABLE})
+_CONTENDED: Final = frozenset({Reason.CLAIM_HELD, Reason.NOT_CLAIMABLE, Reason.LOCK_HELD})
 """What a caller may wait for, and is charged for."""
 
 _OF_THE_SESSION: Final = frozenset({Reason.SESSION_NOT_FOUND, Reason.SESSION_FULL})
@@ -97,6 +98,7 @@ class ClaimById:
         config: limits.
         expired: called with (namespace, job id) for a waiting job whose time has run out; it must not block.
         circuits: what holds jobs back.
+        locks: which jobs wait for a lock.
     """
 
     def __init__(
@@ -116,6 +118,7 @@ class ClaimById:
         *,
         expired: Callable[[str, str], None],
         circuits: CircuitGate = ALL_CLOSED,
+        locks: LockGate = NO_LOCKS,
     ) -> None:
         self._feeds = feeds
         self._present = present
@@ -125,6 +128,7 @@ class ClaimById:
         self._contention = contention
         self._clock = clock
         self._config = config
+        self._locks = locks
         self._draining = False
         self._store = ClaimLook(
             jobs,
@@ -137,6 +141,7 @@ class ClaimById:
             session_keys=config.session_keys,
             commit_timeout=config.commit_timeout,
             expired=expired,
+            locks=locks,
         )
 
     @property
@@ -160,12 +165,13 @@ class ClaimById:
         self._lines.wake_all()
 
     async def claim(self, namespace: str, wanted: OneClaim, deadline: float) -> ClaimedJob:
-        """That job; waits up to ``wait_ms`` while it is held or not due.
+        """That job; waits up to ``wait_ms`` while it, or a lock that it names, is held, or it is not due.
 
         Raises:
-            RequestError: JOB_NOT_FOUND, JOB_TERMINAL, NOT_CLAIMABLE, CLAIM_HELD, RELOCK_THROTTLED (the store
-            was not asked), CIRCUIT_OPEN (also of a call that would wait), SESSION_NOT_FOUND, SESSION_FULL,
-            DRAINING, NOT_READY, ETCD_UNAVAILABLE, OUTCOME_UNKNOWN.
+            RequestError: JOB_NOT_FOUND, JOB_TERMINAL, NOT_CLAIMABLE, CLAIM_HELD, LOCK_HELD, PERMITS_MISMATCH,
+            RELOCK_THROTTLED (the store was not asked), CIRCUIT_OPEN and QUEUE_PAUSED (also of a call that
+            would wait), SESSION_NOT_FOUND, SESSION_FULL, DRAINING, NOT_READY, ETCD_UNAVAILABLE,
+            OUTCOME_UNKNOWN.
         """
         if self._draining:
             raise RequestError(Reason.DRAINING, "this coordinator is stopping", retry_after_ms=100)
@@ -300,6 +306,8 @@ class ClaimById:
         elif outcome.reason not in _CONTENDED:
             line.end(outcome)
         else:
+            if outcome.reason is Reason.LOCK_HELD:
+                self._locks.wanted(call.namespace, call.job_id, outcome.metadata["name"])
             next_look = now if line.news else now + self._config.glance
             line.saw(outcome, int(outcome.metadata.get("token", "0")), next_look)
         return None

@@ -24,6 +24,7 @@ from coordinator.services.claiming import (
 )
 from coordinator.services.commits import commit_each
 from coordinator.services.holders import Holders
+from coordinator.services.lock_gate import NO_LOCKS, LockGate
 from coordinator.services.redelivery import Redelivery
 from coordinator.services.storage_errors import refused
 from coordinator.services.waiters import Pair
@@ -62,6 +63,7 @@ class ClaimLook:
         session_keys: claims of one session at most.
         commit_timeout: seconds that one commit may take.
         expired: called with (namespace, job id) for a waiting job whose time has run out; it must not block.
+        locks: what is known of the locks that jobs name.
     """
 
     def __init__(
@@ -77,6 +79,7 @@ class ClaimLook:
         session_keys: int,
         commit_timeout: float,
         expired: Callable[[str, str], None],
+        locks: LockGate = NO_LOCKS,
     ) -> None:
         self._jobs = jobs
         self._holders = holders
@@ -88,6 +91,7 @@ class ClaimLook:
         self._session_keys = session_keys
         self._commit_timeout = commit_timeout
         self._expired = expired
+        self._locks = locks
         self.conflicts = 0
 
     async def look(self, call: ClaimCall) -> ClaimedJob | RequestError | None:
@@ -109,15 +113,33 @@ class ClaimLook:
         if isinstance(decided, RequestError):
             return decided
         stored, decision, claim = decided
-        if self._holders.held_by(call.namespace, call.session_id) >= self._session_keys:
+        job = stored.job
+        keys = 1 + len(job.terms.locks)
+        if self._holders.held_by(call.namespace, call.session_id) + keys > self._session_keys:
             raise session_full(self._session_keys)
+        known: tuple[int, ...] = ()
+        if job.terms.locks:
+            refusal = await self._held_lock(call, job)
+            if refusal is not None:
+                return refusal
+            known = self._locks.revisions(job)
         commit_by = min(call.deadline, self._clock.monotonic() + self._commit_timeout)
-        operation = claim_operation(stored, decision, claim, commit_by, want_spec=True)
-        terms = stored.job.terms
+        operation = claim_operation(stored, decision, claim, commit_by, want_spec=True, lock_revisions=known)
+        terms = job.terms
         pair = (call.namespace, terms.queue, terms.type)
         if pair in self._circuits.barred:
-            return await self._as_probe(call, pair, stored.job, operation, commit_by)
+            return await self._as_probe(call, pair, job, operation, commit_by)
         return await self._commit(call, operation)
+
+    async def _held_lock(self, call: ClaimCall, job: Job) -> RequestError | None:
+        """Why a lock of the job keeps it from being claimed; the store is asked before anybody is told so."""
+        if self._locks.refusal(job) is None:
+            return None
+        try:
+            await self._locks.look(job, call.deadline)
+        except StorageError as error:
+            raise refused(error) from error
+        return self._locks.refusal(job)
 
     async def _as_probe(
         self, call: ClaimCall, pair: Pair, job: Job, operation: Operation, commit_by: float
@@ -162,12 +184,16 @@ class ClaimLook:
     async def _commit(self, call: ClaimCall, operation: Operation) -> ClaimedJob | RequestError | None:
         await failpoints.reached("claim.before-commit")
         pending = asyncio.ensure_future(commit_each(self._jobs, [operation]))
+        assert operation.before is not None, "a claim has a record before it"
+        job = operation.before.job
+        if job.terms.locks:
+            self._locks.begin(job)
+            pending.add_done_callback(lambda _: self._locks.landed([job]))
         try:
             [result] = await asyncio.shield(pending)
         except asyncio.CancelledError:
             # The caller is gone, the commit is not: what it wins goes back at once. The job never left its
             # window, so nothing is to be put back there.
-            assert operation.before is not None, "a claim has a record before it"
             entry = Entry(operation.before, None, 0.0)
             self._abandoned.later(pending, [(Window(1, complete=True), entry)])
             raise
@@ -180,6 +206,7 @@ class ClaimLook:
         if result.session_gone:
             raise session_not_found(call.session_id)
         self.conflicts += 1
+        self._locks.met(call.namespace, result)
         decided = self._decide(call, result.stored, result.claim)
         return decided if isinstance(decided, RequestError) else None
 

@@ -86,9 +86,15 @@ def claim_for(job: Job, session_id: str, nonce: bytes, now_ms: int) -> Claim:
 
 
 def claim_operation(
-    stored: Stored, decision: Decision, claim: Claim, commit_by: float, *, want_spec: bool
+    stored: Stored,
+    decision: Decision,
+    claim: Claim,
+    commit_by: float,
+    *,
+    want_spec: bool,
+    lock_revisions: tuple[int, ...] = (),
 ) -> Operation:
-    """The operation that makes the claim."""
+    """The operation that makes the claim. See ``ports.Operation``."""
     return operation_of(
         stored,
         decision,
@@ -96,6 +102,7 @@ def claim_operation(
         claim=claim,
         want_spec=want_spec,
         want_checkpoint=stored.job.attempt > 0,
+        lock_revisions=lock_revisions,
     )
 
 

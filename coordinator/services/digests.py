@@ -15,7 +15,7 @@ from hashlib import sha256
 from typing import Final
 
 from coordinator.core.commands import Complete, Fail, Settlement
-from coordinator.core.job import Rollback
+from coordinator.core.job import JobLock, Rollback
 from coordinator.core.retry import RetryPolicy
 from coordinator.services.api import NewJob
 from coordinator.services.lock_values import LockWish
@@ -70,7 +70,7 @@ def _label_bytes(labels: Mapping[str, str]) -> bytes:
 def job_digest(job: NewJob) -> bytes:
     """16 bytes over all that the submitter said of the job, save its id, under which the digest is kept.
 
-    A job without a rollback job has the digest that it had before there were any.
+    A job without a rollback job, and one without locks, has the digest that it had before there were any.
     """
     numbers = _NUMBERS.pack(
         job.priority,
@@ -83,8 +83,9 @@ def job_digest(job: NewJob) -> bytes:
         0,
     )
     rollback = job.rollback
+    kind = b"lk-job-1" if rollback is None else b"lk-job-2"
     return _fold(
-        b"lk-job-1" if rollback is None else b"lk-job-2",
+        kind if not job.locks else kind + b"-locks",
         numbers,
         _policy_bytes(job.retry),
         job.queue.encode(),
@@ -94,7 +95,12 @@ def job_digest(job: NewJob) -> bytes:
         _label_bytes(job.labels),
         job.payload,
         *(_rollback_parts(rollback) if rollback is not None else ()),
+        *(_lock_part(lock) for lock in job.locks),
     )[:_DIGEST_BYTES]
+
+
+def _lock_part(lock: JobLock) -> bytes:
+    return struct.pack(">bq", lock.mode, lock.permits) + lock.name.encode()
 
 
 def _rollback_parts(rollback: Rollback) -> tuple[bytes, ...]:

@@ -18,6 +18,7 @@ from coordinator.core.machine import Decision, decide
 from coordinator.errors import LeasekeeperError, Reason, RequestError, StorageError
 from coordinator.ports import (
     Clock,
+    Commit,
     Entropy,
     JobStore,
     NamespaceFeeds,
@@ -42,6 +43,7 @@ from coordinator.services.digests import claim_nonce
 from coordinator.services.fencing import check_present
 from coordinator.services.holders import Holders
 from coordinator.services.index import Index
+from coordinator.services.lock_gate import NO_LOCKS, LockGate
 from coordinator.services.redelivery import Redelivery
 from coordinator.services.storage_errors import refused
 from coordinator.services.waiters import Pair, Waiter, Waiters
@@ -77,6 +79,7 @@ class Dispatch:
     Args:
         expired: called with (namespace, job id) for a waiting job whose time has run out; it must not block.
         circuits: what holds jobs back.
+        locks: which jobs wait for a lock.
     """
 
     def __init__(
@@ -99,6 +102,7 @@ class Dispatch:
         *,
         expired: Callable[[str, str], None],
         circuits: CircuitGate = ALL_CLOSED,
+        locks: LockGate = NO_LOCKS,
     ) -> None:
         self._jobs = jobs
         self._sessions = sessions
@@ -117,6 +121,7 @@ class Dispatch:
         self._config = config
         self._expired = expired
         self._circuits = circuits
+        self._locks = locks
         self._draining = False
         self.conflicts = 0
 
@@ -211,9 +216,19 @@ class Dispatch:
         if query.max_bytes:
             most = min(most, query.max_bytes)
         for window, entry in self._candidates(pairs, min(query.max_jobs, room), now):
-            size += job_bytes(entry.stored.job, self._config.checkpoint_reserve)
+            job = entry.stored.job
+            size += job_bytes(job, self._config.checkpoint_reserve)
             if proposals and size > most:
                 break
+            if job.terms.locks:
+                # Each is a key on the session's lease; and those before it may take the same locks.
+                room -= len(job.terms.locks)
+                if room <= len(proposals):
+                    if not proposals:
+                        raise session_full(self._config.session_keys)
+                    break
+                if not self._locks.admits((namespace, job.terms.queue, job.terms.type), window, entry):
+                    continue
             proposal = self._proposal(window, entry, query.session_id, nonce, now_ms, commit_by)
             if proposal is not None:
                 proposals.append(proposal)
@@ -237,7 +252,14 @@ class Dispatch:
             window.drop(entry)
             self._expired(job.namespace, job.job_id)
             return None
-        operation = claim_operation(entry.stored, outcome, claim, commit_by, want_spec=entry.spec is None)
+        known: tuple[int, ...] = ()
+        if job.terms.locks:
+            known = self._locks.revisions(job)
+            self._locks.begin(job)
+        want_spec = entry.spec is None
+        operation = claim_operation(
+            entry.stored, outcome, claim, commit_by, want_spec=want_spec, lock_revisions=known
+        )
         return _Proposal(window, entry, operation)
 
     async def _probe(
@@ -250,9 +272,10 @@ class Dispatch:
                 continue
             self._room(namespace, query.session_id)
             window = self._index.window(pair)
-            if window is None or not window:
+            waiting = self._locks.ready(pair, window, 1) if window is not None else ()
+            if window is None or not waiting:
                 continue
-            [entry] = window.peek(1)
+            [entry] = waiting
             commit_by = min(deadline, self._clock.monotonic() + self._config.commit_timeout)
             probe = await self._circuits.take_slot(pair, entry.stored.job, commit_by)
             if probe is None:
@@ -260,6 +283,8 @@ class Dispatch:
             claimed: list[ClaimedJob] = []
             try:
                 now_ms = self._clock.now_ms()
+                if entry.stored.job.terms.locks and not self._locks.admits(pair, window, entry):
+                    continue
                 proposal = self._proposal(window, entry, query.session_id, nonce, now_ms, commit_by)
                 if proposal is not None:
                     claimed = await self._commit(namespace, query.session_id, nonce, [proposal])
@@ -280,7 +305,7 @@ class Dispatch:
         for pair in pairs:
             window = self._index.window(pair)
             if window is not None and pair not in barred:
-                found.extend((window, entry) for entry in window.peek(depth))
+                found.extend((window, entry) for entry in self._locks.ready(pair, window, depth))
         if len(pairs) > 1:
             found.sort(key=lambda candidate: candidate[1].key)
         if alone:
@@ -304,6 +329,9 @@ class Dispatch:
     ) -> list[ClaimedJob]:
         await failpoints.reached("claim.before-commit")
         pending = asyncio.ensure_future(commit_each(self._jobs, [p.operation for p in proposals]))
+        locking = [job for job in (p.entry.stored.job for p in proposals) if job.terms.locks]
+        if locking:
+            pending.add_done_callback(lambda _: self._locks.landed(locking))
         try:
             results = await asyncio.shield(pending)
         except asyncio.CancelledError:
@@ -336,7 +364,12 @@ class Dispatch:
                     claimed.append(won)
             else:
                 self.conflicts += 1
-                proposal.window.drop(entry)
+                if result.lines is not None:
+                    self._locks.met(namespace, result)
+                if result.lines is not None and _waits_as_before(proposal.operation, result):
+                    proposal.window.give_back(entry)  # a lock of it is held: judge again
+                else:
+                    proposal.window.drop(entry)
         if not claimed and failure is not None:
             raise failure
         return claimed
@@ -367,3 +400,11 @@ class Dispatch:
         finally:
             self._waiters.remove(waiter)
         return True
+
+
+def _waits_as_before(operation: Operation, commit: Commit) -> bool:
+    """Whether a claim that lost met its job as it had been read."""
+    before, stands = operation.before, commit.stored
+    if before is None or stands is None:
+        return False
+    return stands.revision == before.revision and commit.claim is None

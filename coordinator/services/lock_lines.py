@@ -13,7 +13,7 @@ import asyncio
 import bisect
 import logging
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
@@ -125,6 +125,10 @@ class LockLines:
         self._places: dict[tuple[str, str], dict[str, set[LockPlace]]] = {}
         self._observers: dict[tuple[str, str], set[asyncio.Event]] = {}
         self._waiting = 0
+        self.moved: Callable[[str, str], None] = lambda namespace, name: None
+        """Called with (namespace, name) whenever a line has changed; it must not block."""
+        self.watched: Callable[[], Iterable[tuple[str, str]]] = tuple
+        """(namespace, name) of further lines that somebody waits for, in no place of theirs."""
 
     # -- what is known
 
@@ -281,6 +285,7 @@ class LockLines:
         if present is not None and present.revision == entry.revision:
             line.gone.add((entry.waiter, entry.revision))
             self._unindex(self._spaces[namespace], present)
+            self.moved(namespace, entry.name)
 
     # -- the watch
 
@@ -300,6 +305,9 @@ class LockLines:
             if of_namespace == namespace:
                 for event in events:
                     event.set()
+        for of_namespace, name in tuple(self.watched()):
+            if of_namespace == namespace:
+                self.moved(namespace, name)
 
     def own_put(self, namespace: str, name: str, waiter: str, revision: int) -> LockEntry | None:
         """See ``ports.LockChanges``."""
@@ -342,7 +350,8 @@ class LockLines:
     async def run_once(self) -> int:
         """One look at all of them; answers how many entries were found to have gone unnoticed."""
         by_space: defaultdict[str, list[str]] = defaultdict(list)
-        for namespace, name in {**self._places, **self._observers}:
+        waited = dict.fromkeys((*self._places, *self._observers, *self.watched()))
+        for namespace, name in waited:
             by_space[namespace].append(name)
         missed = 0
         for namespace, names in by_space.items():
@@ -455,6 +464,8 @@ class LockLines:
     def _tell(self, namespace: str, space: _Space) -> None:
         """Wake the calls of those that own now, or have to go; one hand-over wakes one."""
         changed, space.changed = space.changed, set()
+        for name in changed:
+            self.moved(namespace, name)
         if not self._observers and not self._places:
             return
         for name in changed:

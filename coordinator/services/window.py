@@ -8,38 +8,22 @@ stretch. Pure bookkeeping: no I/O.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from dataclasses import dataclass
 from typing import Final
 
 from coordinator.core.job import Job
 from coordinator.core.rank import Rank
-from coordinator.ports import ReadyPage, Spec, Stored
+from coordinator.ports import ReadyPage, Stored
 from coordinator.services.line_count import LineCount
+from coordinator.services.parked import Parked
+from coordinator.services.window_entry import Entry, Key
 
 __all__ = ["Entry", "Window"]
-
-_Key = tuple[int, int, str]
 
 _MAX_COUNTER: Final = 10**14 - 1
 _LAST: Final = Rank(10**14 - 1, _MAX_COUNTER)
 _FIRST: Final = Rank(0, 0)
 _MONTH_MS: Final = 30 * 86_400_000
 _DAY_MS: Final = 86_400_000
-
-
-@dataclass(slots=True)
-class Entry:
-    """A waiting job as the window knows it. ``spec`` is kept if this process stored the job; ``seen`` is
-    monotonic seconds."""
-
-    stored: Stored
-    spec: Spec | None
-    seen: float
-
-    @property
-    def key(self) -> _Key:
-        job = self.stored.job
-        return (job.rank.ms, job.rank.counter, job.job_id)
 
 
 class Window:
@@ -54,15 +38,16 @@ class Window:
     def __init__(self, capacity: int, *, complete: bool, stretch: int | None = None) -> None:
         self.capacity = capacity
         self._stretch = stretch or capacity
-        self._keys: list[_Key] = []
-        self._entries: dict[_Key, Entry] = {}
-        self._taken: dict[_Key, Entry] = {}
+        self._keys: list[Key] = []
+        self._entries: dict[Key, Entry] = {}
+        self._taken: dict[Key, Entry] = {}
         # The refill under way: where it began and will end, and the jobs that came in between meanwhile.
         self._filling: tuple[Rank | None, Rank] | None = None
-        self._early: dict[_Key, Entry] = {}
+        self._early: dict[Key, Entry] = {}
         self._delta_ms = 1_000
         self.horizon: Rank | None = None if complete else _FIRST
         self.line = LineCount()
+        self.parked = Parked()
 
     def __len__(self) -> int:
         return len(self._keys)
@@ -81,7 +66,7 @@ class Window:
     def put(self, entry: Entry, *, created: bool) -> bool:
         """A job waits; ``created``: this is news. Answers whether the window now holds it."""
         key = entry.key
-        held = self._entries.get(key) or self._taken.get(key)
+        held = self._entries.get(key) or self._taken.get(key) or self.parked.get(key)
         if created:
             self.line.changed(1, entry.stored.revision)
         if held is not None:
@@ -113,7 +98,7 @@ class Window:
             return key in self._entries
         return True
 
-    def _keep_early(self, key: _Key, entry: Entry) -> None:
+    def _keep_early(self, key: Key, entry: Entry) -> None:
         """Left to the store, it would be missed: the list under way may be older, and is not asked again."""
         known = self._early.get(key)
         if known is None or known.stored.revision < entry.stored.revision:
@@ -137,6 +122,12 @@ class Window:
             at = bisect_left(self._keys, key)
             del self._keys[at]
             return True
+        parked = self.parked.get(key)
+        if parked is not None:
+            if parked.stored.revision > revision:
+                return False
+            self.parked.leave(key)
+            return True
         early = self._early.get(key)
         if early is not None and early.stored.revision <= revision:
             del self._early[key]
@@ -157,6 +148,28 @@ class Window:
             at = bisect_left(self._keys, key)
             del self._keys[at]
             self._taken[key] = entry
+
+    def park(self, entry: Entry, lock: str) -> bool:
+        """Take a job that ``lock`` keeps from being claimed out of the line; False: it is passed."""
+        key = entry.key
+        if self._entries.pop(key, None) is not None:
+            del self._keys[bisect_left(self._keys, key)]
+        elif self._taken.pop(key, None) is None:
+            return True  # it has gone meanwhile
+        return self.parked.park(entry, lock)
+
+    def unpark(self, entry: Entry) -> bool:
+        """Back into the line; False: it is not parked."""
+        key = entry.key
+        if self.parked.leave(key) is None:
+            return False
+        insort(self._keys, key)
+        self._entries[key] = entry
+        return True
+
+    def knows(self, key: Key) -> bool:
+        """Whether a job is here, in whatever way."""
+        return key in self._entries or key in self._taken or key in self.parked
 
     def give_back(self, entry: Entry) -> bool:
         """The proposal came to nothing and the job still waits, unless it was deleted or renewed
@@ -223,6 +236,7 @@ class Window:
         self.abandon_refill()
         self._keys.clear()
         self._entries.clear()
+        self.parked.clear()
         self.horizon = None if complete else _FIRST
 
     def compare(
@@ -243,18 +257,24 @@ class Window:
         missing = [
             stored
             for key, stored in there.items()
-            if stored.revision <= settled_revision and key not in self._entries and key not in self._taken
+            if stored.revision <= settled_revision and not self.knows(key) and not self._passed_over(stored)
         ]
         ghosts = [
             entry
-            for key, entry in self._entries.items()
+            for key, entry in (*self._entries.items(), *self.parked.items())
             if key not in there and entry.stored.revision <= settled_revision and (key[0], key[1]) <= until
         ]
         return missing, ghosts
 
+    def _passed_over(self, stored: Stored) -> bool:
+        """Whether a job that is not here may have been passed for want of a place among the parked."""
+        passed = self.parked.passed
+        return passed is not None and stored.job.rank >= passed and bool(stored.job.terms.locks)
+
     def spec_bytes(self) -> int:
         """Payload bytes of the specs kept here."""
-        entries = (*self._entries.values(), *self._taken.values())
+        parked = (entry for _, entry in self.parked.items())
+        entries = (*self._entries.values(), *self._taken.values(), *parked)
         return sum(len(entry.spec.payload) for entry in entries if entry.spec is not None)
 
     @property

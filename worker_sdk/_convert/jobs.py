@@ -8,6 +8,7 @@ from leasekeeper.v1 import job_service_pb2 as job_pb
 from leasekeeper.v1 import types_pb2 as pb
 from worker_sdk._convert.status import from_status
 from worker_sdk._convert.times import duration, optional_time, seconds, timestamp
+from worker_sdk._lock_mode import LockMode
 from worker_sdk.jobs import (
     Attempt,
     AttemptOutcome,
@@ -15,6 +16,7 @@ from worker_sdk.jobs import (
     Failure,
     Job,
     JobChange,
+    JobLock,
     JobSpec,
     JobState,
     Progress,
@@ -76,6 +78,8 @@ def spec_to(spec: JobSpec) -> pb.JobSpec:
                 priority=rollback.priority,
             )
         )
+    for lock in spec.locks:
+        message.locks.add(name=lock.name, mode=pb.LockMode.ValueType(lock.mode), permits=lock.permits)
     return message
 
 
@@ -153,6 +157,7 @@ def _spec_from(message: pb.JobSpec) -> JobSpec:
         retry=_policy_from(message.retry_policy) if message.HasField("retry_policy") else None,
         unique_key=message.unique_key,
         rollback=_rollback_from(message.rollback) if message.HasField("rollback") else None,
+        locks=tuple(JobLock(lock.name, LockMode(lock.mode), lock.permits) for lock in message.locks),
     )
 
 

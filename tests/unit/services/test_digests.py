@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from coordinator.core.commands import Complete, Fail, Release, Settlement
 from coordinator.core.job import Progress, Rollback
+from coordinator.core.lock_order import LockMode
 from coordinator.core.retry import RetryPolicy
 from coordinator.services.digests import (
     claim_nonce,
@@ -39,6 +40,7 @@ OTHER: dict[str, Any] = {
     "retry": RetryPolicy(max_retries=4),
     "unique_key": "k",
     "rollback": Rollback(queue="r", type="t"),
+    "locks": (JobLock(name="l"),),
 }
 
 OTHER_POLICY: dict[str, Any] = {
@@ -70,6 +72,14 @@ def test_every_field_of_a_retry_policy_counts() -> None:
     assert {field.name for field in fields(policy)} == set(OTHER_POLICY)
     variants = [policy, *(replace(policy, **{name: value}) for name, value in OTHER_POLICY.items())]
     assert len({job_digest(a_new_job(retry=one)) for one in variants}) == len(variants)
+
+
+def test_every_field_of_a_lock_counts() -> None:
+    lock = JobLock(name="l", mode=LockMode.SEMAPHORE, permits=2)
+    others = [replace(lock, name="m"), replace(lock, mode=LockMode.SHARED), replace(lock, permits=3)]
+    variants = [(lock,), *((other,) for other in others), (lock, others[0]), ()]
+
+    assert len({job_digest(a_new_job(locks=one)) for one in variants}) == len(variants)
 
 
 def test_every_field_of_a_rollback_job_counts() -> None:
