@@ -193,7 +193,7 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
         limits,
         WorkServicer(streams, sessions, settlement, clock, entropy, coordinator_id=base.own_id),
     )
-    queues = compose_queues(base, index, holders, waiters)
+    queues = compose_queues(base, index, holders, waiters, arrivals)
     admin = AdminServicer(
         AdminUseCases(
             reconcile=ByHand(recovery.passes, clock),

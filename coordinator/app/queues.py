@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from coordinator.app.foundation import Foundation
+from coordinator.app.readings import queue_readings
 from coordinator.rpc.queue_servicer import QueueServicer, QueueUseCases
+from coordinator.services.arrivals import Arrivals
 from coordinator.services.holders import Holders
 from coordinator.services.index import Index
 from coordinator.services.line_rates import LineRates
+from coordinator.services.past_due import PastDue
 from coordinator.services.queue_stats import QueueStats
 from coordinator.services.queues import Queues
 from coordinator.services.shared_queues import QueueName
@@ -27,7 +30,9 @@ class QueueParts:
     background: Mapping[str, Callable[[], Coroutine[Any, Any, None]]]
 
 
-def compose_queues(base: Foundation, index: Index, holders: Holders, waiters: Waiters) -> QueueParts:
+def compose_queues(
+    base: Foundation, index: Index, holders: Holders, waiters: Waiters, arrivals: Arrivals
+) -> QueueParts:
     """Make them, and let whoever waits for a paused queue hear of its end."""
     store, clock = base.store, base.clock
 
@@ -47,8 +52,10 @@ def compose_queues(base: Foundation, index: Index, holders: Holders, waiters: Wa
         paused=base.queues.paused,
         rates=rates,
     )
+    past_due = PastDue(index.windows, arrivals.is_ours, base.notices, clock)
+    base.metrics.expose(queue_readings(past_due))
     queues = Queues(base.queues, index, store.namespaces, clock)
     return QueueParts(
         servicer=QueueServicer(QueueUseCases(stats=stats, circuits=base.circuits, queues=queues)),
-        background={"rates of lines": rates.run},
+        background={"rates of lines": rates.run, "past due": past_due.run},
     )

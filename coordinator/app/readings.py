@@ -17,8 +17,9 @@ from coordinator.services.late_calls import LateCalls
 from coordinator.services.lock_cleanup import LockCleanup
 from coordinator.services.lock_lines import LockLines
 from coordinator.services.notices import NoticeHub
+from coordinator.services.past_due import PastDue
 
-__all__ = ["lock_readings", "notice_readings", "service_readings", "store_readings"]
+__all__ = ["lock_readings", "notice_readings", "queue_readings", "service_readings", "store_readings"]
 
 _COMMITTED: Final = ("ops", "conflicts", "resent_ops", "expired", "rebuilt")
 _TXNS: Final = ("txns", "refused", "unknown", "epoch_mismatches")
@@ -174,6 +175,18 @@ def service_readings(
             name="late_calls_dropped",
             help="Calls of lost attempts that were refused, and not looked up for want of room or of etcd.",
             read=lambda: late.dropped,
+        ),
+    ]
+
+
+def queue_readings(past_due: PastDue) -> Sequence[Reading]:
+    """Of queues."""
+    return [
+        Reading(
+            name="jobs_past_due",
+            help="Jobs at hand that wait past their due time; every coordinator tells the same.",
+            read=lambda: past_due.waiting,
+            grows=False,
         ),
     ]
 

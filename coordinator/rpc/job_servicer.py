@@ -177,7 +177,7 @@ class JobServicer:
         validation.check_list(request)
         listing = await self._use.queries.list(
             convert.namespace_of(request.namespace),
-            convert.list_filter(request),
+            convert.list_filter(request, self._clock.now_ms()),
             request.page_size or limits.DEFAULT_PAGE_SIZE,
             request.page_token,
             deadline,

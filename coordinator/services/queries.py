@@ -184,6 +184,7 @@ def _fingerprint(namespace: str, filter: JobFilter) -> str:
         filter.type,
         sorted(filter.labels.items()),
         sorted(filter.job_ids),
+        *(("past due",) if filter.past_due_at_ms else ()),  # cursors of before stay good
     )
     return sha256(repr(said).encode()).hexdigest()[: 2 * _FILTER_BYTES]
 

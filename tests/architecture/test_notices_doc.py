@@ -14,6 +14,7 @@ from coordinator.app.readings import (
     _TXNS,
     lock_readings,
     notice_readings,
+    queue_readings,
     service_readings,
     store_readings,
 )
@@ -48,6 +49,7 @@ def test_the_metrics_on_the_page_are_those_that_are_served() -> None:
             *notice_readings(nothing, nothing),
             *service_readings(nothing, nothing, nothing, nothing),
             *lock_readings(nothing, nothing, nothing),
+            *queue_readings(nothing),
         ]
     )
     described = {

@@ -142,7 +142,7 @@ def test_any_other_request(request: Any) -> None:
             assert 2_000 <= worker_convert.new_session(request, LIMITS).ttl_ms <= 3_600_000
         elif isinstance(request, j.ListJobsRequest):
             validation.check_list(request)
-            convert.list_filter(request)
+            convert.list_filter(request, 1)
         elif isinstance(request, j.WatchJobsRequest):
             validation.check_watch(request)
             convert.watch_filter(request)

@@ -206,7 +206,9 @@ class ListJobsRequest(google.protobuf.message.Message):
     queue: builtins.str
     type: builtins.str
     past_due: builtins.bool
-    """Only jobs with a `due_time` that they missed, or will miss as things are: not settled by then, or not claimable before."""
+    """Only jobs with a `due_time` that they missed, or will miss as things are: their first attempt began after it, or has not begun
+    and the time is over, or cannot begin before. Of a job that has had many attempts the first one that is remembered counts.
+    """
     @property
     def states(self) -> google.protobuf.internal.containers.RepeatedScalarFieldContainer[leasekeeper.v1.types_pb2.JobState.ValueType]:
         """Empty: all."""
