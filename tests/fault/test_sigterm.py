@@ -26,6 +26,7 @@ JOBS_A_ROUND = 6
 async def test_141_sigterm_at_any_moment_loses_doubles_and_charges_nothing(
     client: JobClient, start_worker: StartWorker, sink: Sink, tmp_path: Path, rounds: int
 ) -> None:
+    """Fault case 141."""
     chance = random.Random(141)
     alive: list[subprocess.Popen[str]] = []
     ending: list[subprocess.Popen[str]] = []
