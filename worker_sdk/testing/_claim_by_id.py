@@ -24,6 +24,23 @@ _CONTENDED: Final = ("CLAIM_HELD", "NOT_CLAIMABLE")
 _POLICY: Final = BucketPolicy()
 
 
+class _Line:
+    """Who waits for one job, first come first, and what the last look found in the way."""
+
+    def __init__(self) -> None:
+        self.places: list[object] = []
+        self.seen: Refused | None = None
+        self._revision = 0
+
+    def has_news(self, record: Record | None) -> bool:
+        """Whether a look may find anything else than the last one did."""
+        return self.seen is None or record is None or record.revision != self._revision
+
+    def saw(self, what: Refused, revision: int) -> None:
+        """Somebody looked."""
+        self.seen, self._revision = what, revision
+
+
 class ClaimById:
     """Claims by id, and who waits for which job.
 
@@ -36,7 +53,7 @@ class ClaimById:
         self._world = stage.world
         self._buckets: dict[tuple[str, Place], Bucket] = {}
         self._tries: dict[Place, Tries] = {}
-        self._lines: dict[Place, list[object]] = {}
+        self._lines: dict[Place, _Line] = {}
 
     def settled(self, session_id: str, place: Place) -> None:
         """Who settles cleanly what it held starts anew."""
@@ -56,20 +73,19 @@ class ClaimById:
         return self._in_line(request, place, nonce, call, time.monotonic() + wait_ms / 1000)
 
     def _at_once(self, request: pb.ClaimJobRequest, place: Place, nonce: bytes) -> pb.ClaimJobResponse:
-        now_ms, key = self._world.now_ms, (request.session_id, place)
+        now_ms, key = _now_ms(), (request.session_id, place)
         bucket = self._buckets.get(key, EMPTY)
         early = bucket.wait_ms(now_ms)
         if early:
             raise _throttled(request.job_id, early, own=True)
         tries = self._tries.get(place, UNTRIED)
-        pause = tries.wait_ms(_POLICY, now_ms, in_line=False, line=bool(self._lines.get(place)))
+        pause = tries.wait_ms(_POLICY, now_ms, in_line=False, line=place in self._lines)
         if pause:
             self._buckets[key] = bucket = bucket.failed(_POLICY, now_ms, at_least_ms=pause)
             raise _throttled(request.job_id, bucket.wait_ms(now_ms), own=False)
         try:
-            return self._look(request, place, nonce)
+            return self._try(request, place, nonce)
         except Refused as refused:
-            self._tries[place] = tries.begun().ended(_POLICY, now_ms, failed=True)
             if refused.reason in _CONTENDED:
                 self._buckets[key] = bucket = bucket.failed(_POLICY, now_ms)
                 refused.retry_after_ms = max(bucket.wait_ms(now_ms), _own_delay(refused))
@@ -78,33 +94,59 @@ class ClaimById:
     def _in_line(
         self, request: pb.ClaimJobRequest, place: Place, nonce: bytes, call: Call, until: float
     ) -> pb.ClaimJobResponse:
-        line = self._lines.setdefault(place, [])
+        line = self._lines.setdefault(place, _Line())
         mine = object()
-        line.append(mine)
+        line.places.append(mine)
         try:
             while True:
                 if (place[0], request.session_id) not in self._world.sessions:
                     raise session_gone(request.session_id)
-                refused = _held_by_line(self._world.records.get(place), request.job_id)
-                if line[0] is mine or refused is None:
-                    try:
-                        return self._look(request, place, nonce)
-                    except Refused as error:
-                        if error.reason not in _CONTENDED:
-                            raise
-                        refused = error
-                if not self._stage.wait(call, until):
-                    delay = self._buckets.get((request.session_id, place), EMPTY).failed(
-                        _POLICY, self._world.now_ms
-                    )
-                    least = delay.wait_ms(self._world.now_ms)
-                    refused.retry_after_ms = max(least, _own_delay(refused))
-                    raise refused
+                look_at = until
+                if line.places[0] is mine and line.has_news(self._world.records.get(place)):
+                    now_ms = _now_ms()
+                    tries = self._tries.get(place, UNTRIED)
+                    pause = tries.wait_ms(_POLICY, now_ms, in_line=True, line=True)
+                    if not pause:
+                        try:
+                            return self._try(request, place, nonce)
+                        except Refused as refused:
+                            if refused.reason not in _CONTENDED:
+                                raise
+                            line.saw(refused, self._world.records[place].revision)
+                    else:
+                        look_at = min(until, time.monotonic() + pause / 1000)
+                if not self._stage.wait(call, look_at) and time.monotonic() >= until:
+                    raise self._in_vain(request, place, line)
+                if not call.alive():
+                    raise self._in_vain(request, place, line)
         finally:
-            line.remove(mine)
-            if not line:
+            line.places.remove(mine)
+            if not line.places:
                 del self._lines[place]
             self._stage.changed.notify_all()
+
+    def _in_vain(self, request: pb.ClaimJobRequest, place: Place, line: _Line) -> Refused:
+        """Its wait is over; it was no burden, so it is not charged."""
+        now_ms = _now_ms()
+        bucket = self._buckets.get((request.session_id, place), EMPTY)
+        level = bucket.leaked(_POLICY, now_ms).level
+        delay = max(bucket.wait_ms(now_ms), _POLICY.delay_ms(level))
+        if line.seen is None:
+            return _throttled(request.job_id, delay, own=False)
+        seen = line.seen
+        told = Refused(seen.reason, seen.message, metadata=seen.metadata)
+        told.retry_after_ms = max(delay, _own_delay(seen))
+        return told
+
+    def _try(self, request: pb.ClaimJobRequest, place: Place, nonce: bytes) -> pb.ClaimJobResponse:
+        """A look that counts among the tries for the job if it fails."""
+        try:
+            return self._look(request, place, nonce)
+        except Refused:
+            now_ms = _now_ms()
+            tries = self._tries.get(place, UNTRIED).begun()
+            self._tries[place] = tries.ended(_POLICY, now_ms, failed=True)
+            raise
 
     def _look(self, request: pb.ClaimJobRequest, place: Place, nonce: bytes) -> pb.ClaimJobResponse:
         record = self._world.records.get(place)
@@ -146,17 +188,9 @@ def _own_delay(refused: Refused) -> int:
     return 0 if refused.reason == "CLAIM_HELD" else refused.retry_after_ms or 0
 
 
-def _held_by_line(record: Record | None, job_id: str) -> Refused | None:
-    """What a caller who is not first in line is told; None: it has to look for itself."""
-    if record is None or record.job.terminal:
-        return None
-    facts = {"job_id": job_id, "state": record.job.state.name}
-    if record.claim is None:
-        return Refused(
-            "NOT_CLAIMABLE", f"not possible while the job is {record.job.state.name}", metadata=facts
-        )
-    facts |= {"holder": record.claim.session, "token": str(record.claim.token)}
-    return Refused("CLAIM_HELD", "the job is held", metadata=facts)
+def _now_ms() -> int:
+    # Of the real clock, whatever the world's says: callers obey these delays in real time.
+    return round(time.monotonic() * 1000)
 
 
 def _throttled(job_id: str, delay_ms: int, *, own: bool) -> Refused:

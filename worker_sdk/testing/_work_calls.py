@@ -31,6 +31,7 @@ class WorkCalls:
         stage: where it plays.
 
     Attributes:
+        interval_ms: how often workers are to beat; None: by their TTL.
         command: what the next beats tell every worker.
         by_id: ClaimJob.
         settlements: how attempts end, and checkpoints.
@@ -39,6 +40,7 @@ class WorkCalls:
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._world = stage.world
+        self.interval_ms: int | None = None
         self.command = pb.WORKER_COMMAND_UNSPECIFIED
         self.by_id = ClaimById(stage)
         self.settlements = Settlements(stage, self.by_id.settled)
@@ -68,7 +70,7 @@ class WorkCalls:
         return pb.OpenSessionResponse(
             session_id=session_id,
             ttl=messages.span(session.ttl_ms),
-            heartbeat_interval=messages.span(min(session.ttl_ms // 3, 5_000)),
+            heartbeat_interval=messages.span(self.interval_ms or min(session.ttl_ms // 3, 5_000)),
             safe_duration=messages.span(_safe_ms(session)),
             revision=self._world.token,
         )

@@ -47,7 +47,8 @@ class FakeCoordinator:
 
     It serves JobService and WorkerService on a free port of 127.0.0.1, in threads of its own. Every method
     may be called from any thread. Every time in it is that of its own clock, which moves by `advance` alone:
-    delays, timeouts, due times. Only the waits of calls, as of a long poll, are real.
+    delays, timeouts, due times. Only the waits of calls, as of a long poll, and what contention tells
+    them, are real.
 
     A session whose worker can reach it is taken to beat while the time is advanced; `partition` and
     `expire` end that. It knows no locks and no work stream, and refuses them.
@@ -55,9 +56,17 @@ class FakeCoordinator:
     Args:
         real_time: the clock is the wall's, and a session without beats ends after its TTL.
         start: where the clock begins; None: now.
+        beat_seconds: how often workers are told to beat; None: as the service does, a third of the TTL, at
+            most 5 s. The shorter, the sooner they hear that a job is cancelled or lost.
     """
 
-    def __init__(self, *, real_time: bool = False, start: datetime | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        real_time: bool = False,
+        start: datetime | None = None,
+        beat_seconds: float | None = None,
+    ) -> None:
         if real_time and start is not None:
             raise ConfigError("a clock that is the wall's begins now: give real_time or start, not both")
         begin = time.time() if start is None else start.timestamp()
@@ -65,6 +74,7 @@ class FakeCoordinator:
         self._stage = Stage(World(round(begin * 1000)))
         self._jobs = JobCalls(self._stage)
         self._work = WorkCalls(self._stage)
+        self._work.interval_ms = None if beat_seconds is None else round(beat_seconds * 1000)
         self._server: Server | None = None
         self._ticker: threading.Thread | None = None
         self._ended = threading.Event()

@@ -1,6 +1,6 @@
 """Long lines of random calls: whatever they come to, the fake answers them as the service does.
 
-No time passes in them but that of the calls, so delays are either none or long.
+Little time passes in them, so delays are either none or long.
 """
 
 from __future__ import annotations
@@ -54,6 +54,7 @@ class Line:
             [move] = draw.choices([one for one, _ in moves], [weight for _, weight in moves])
             self.transcript.lines.append(move.__name__)
             await move(draw)
+            await self.subject.pass_time(0.002)  # who is ready later stands behind
         return self.transcript
 
     def some_claim(self, draw: random.Random) -> w.Claim:
