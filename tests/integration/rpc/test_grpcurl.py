@@ -52,6 +52,14 @@ async def test_the_tour_of_locks_ends_with_the_stale_token_refused(api: Api, grp
     assert "LOCK_LOST" in tour.stdout
 
 
+async def test_the_tour_of_the_stream_is_pushed_a_job_and_a_request_to_stop(api: Api, grpcurl: str) -> None:
+    tour = await run(str(ROOT / "examples" / "grpcurl" / "stream.sh"), api.address, GRPCURL=grpcurl)
+
+    assert (0, "") == (tour.returncode, tour.stderr), tour.stdout
+    for what in ("opened", "claims", "settled", "JOB_STATE_SUCCEEDED", "stop"):
+        assert f'"{what}"' in tour.stdout
+
+
 async def test_grpcurl_shows_the_details_of_an_error(api: Api, grpcurl: str) -> None:
     method = "leasekeeper.v1.JobService/SubmitJob"
     refused = await run(grpcurl, "-plaintext", "-d", '{"job": {"queue": "A"}}', api.address, method)
