@@ -11,9 +11,11 @@ from coordinator.cli.bench import bench
 from coordinator.cli.demo import demo
 from coordinator.cli.dev import dev
 from coordinator.cli.epoch import epoch
+from coordinator.cli.queues import queues
 from coordinator.cli.reconcile import reconcile
 from coordinator.cli.reconciler import reconciler
 from coordinator.cli.serve import serve
+from coordinator.cli.sessions import sessions
 
 __all__ = ["commands_entry"]
 
@@ -47,3 +49,5 @@ commands_entry.command("dev")(dev)
 commands_entry.command("demo")(demo)
 commands_entry.add_typer(bench, name="bench")
 commands_entry.add_typer(epoch, name="epoch")
+commands_entry.add_typer(queues, name="queues")
+commands_entry.add_typer(sessions, name="sessions")
