@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from worker_sdk._blocking_client import (
+    SyncJobClient,
+    SyncJobWatch,
+)
 from worker_sdk._seams import (
     Seams,
 )
@@ -183,6 +187,8 @@ __all__ = [
     "StorageFull",
     "Submitted",
     "SyncContext",
+    "SyncJobClient",
+    "SyncJobWatch",
     "SyncLockClient",
     "Timeouts",
     "TlsConfig",

@@ -31,6 +31,8 @@ from worker_sdk import (
     RetryPolicy,
     Submitted,
     SyncContext,
+    SyncJobClient,
+    SyncJobWatch,
     SyncLockClient,
     TlsConfig,
     ValidationFailed,
@@ -53,6 +55,7 @@ async def send(ctx: Context) -> bytes:
     assert_type(ctx.lost.is_set(), bool)
     ctx.progress(0.5, "half")
     await ctx.save_checkpoint(b"half")
+    ctx.submit(JobSpec(queue="email", type="email.receipt"))
     ctx.check()
     if ctx.attempt > 3:
         raise NoRetry("no such address")
@@ -78,6 +81,7 @@ def threaded(ctx: SyncContext, mail: dict[str, int]) -> list[int]:
 def crunch(ctx: ProcessContext, mail: Mail) -> None:
     ctx.progress(0.5)
     ctx.save_checkpoint(mail.to.encode())
+    ctx.submit(JobSpec(queue="email", type="email.receipt"))
 
 
 @worker.handler("email.render", queues=["email"])
@@ -148,6 +152,31 @@ async def produce() -> None:
         async with client.watch(queue="email") as watch:
             assert_type(await watch.ready(), int)
             async for change in watch:
+                assert_type(change, JobChange)
+
+
+def produce_without_a_loop() -> None:
+    with SyncJobClient("localhost:7420", namespace="n") as client:
+        spec = JobSpec(queue="email", type="email.send")
+        assert_type(client.submit(spec, request_id="r", timeout=5), Submitted)
+        assert_type(client.submit_many([spec], concurrency=2), Sequence[Submitted])
+        assert_type(client.get("a"), Job)
+        assert_type(client.wait("a", timeout=60), Job)
+        assert_type(client.cancel("a", reason="not needed"), Job)
+        assert_type(client.update("a", priority=1), Job)
+        assert_type(client.retry("a"), Job)
+        assert_type(client.attempts("a"), Attempts)
+        client.delete("a", etag="e")
+        client.submit("a")  # type: ignore[arg-type]
+        client.get("a", wait=1)  # type: ignore[call-arg]
+        for done in client.redrive(queue="email", jobs_per_second=50):
+            assert_type(done, Redriven)
+        for job in client.list(states=[JobState.PENDING]):
+            assert_type(job, Job)
+        with client.watch(queue="email") as watch:
+            assert_type(watch, SyncJobWatch)
+            assert_type(watch.ready(), int)
+            for change in watch:
                 assert_type(change, JobChange)
 
 
