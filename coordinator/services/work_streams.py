@@ -105,6 +105,7 @@ class WorkStreams:
                 asked=lambda claimed: self._asked_of(namespace, claimed),
                 give_back=lambda claimed: self._abandoned.release(claimed.stored, claimed.claim),
             )
+            stream.session_known = self._holders.session(namespace, opening.session_id) is not None
             key = (namespace, opening.session_id)
             older = self._streams.get(key)
             if older is not None:

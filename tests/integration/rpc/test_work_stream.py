@@ -203,7 +203,6 @@ async def test_a_stream_must_be_opened_first(api: Api) -> None:
 
 async def test_a_session_that_is_over_gets_no_stream_and_keeps_none(api: Api, worker: OpenedWorker) -> None:
     async with Stream(api.workers, worker.session_id, lane()) as stream:
-        await asyncio.sleep(1.2)
         await api.workers.CloseSession(w.CloseSessionRequest(session_id=worker.session_id), timeout=5)
         error = await ended(stream)
     async with Stream(api.workers, worker.session_id, lane()) as late:

@@ -94,7 +94,7 @@ async def test_035_a_cancel_reaches_the_handler_within_two_seconds_at_a_ttl_of_a
     async def handle(ctx: Context) -> None:
         begun.set()
         try:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         finally:
             told.set()
 
@@ -245,7 +245,7 @@ async def test_a_cancel_reaches_a_handler_of_a_worker_that_drains(endpoint: str,
     async def handle(ctx: Context) -> None:
         begun.set()
         try:
-            await asyncio.sleep(60)
+            await asyncio.Event().wait()
         finally:
             told.set()
 
@@ -254,7 +254,7 @@ async def test_a_cancel_reaches_a_handler_of_a_worker_that_drains(endpoint: str,
     async with asyncio.timeout(5):
         await begun.wait()
     worker.stop()
-    await asyncio.sleep(0.5)
+    await eventually(lambda: worker.health().stopping)
     await client.cancel("j")
     async with asyncio.timeout(2):
         await told.wait()
