@@ -161,3 +161,36 @@ async def test_stats_tell_who_waits_by_priority_and_for_how_long(sides: tuple[Si
     assert stats.all_at_hand
     assert stats.HasField("oldest_age")
     assert stats.add_rate > 0
+
+
+async def test_new_jobs_do_not_overtake_a_backlog_of_their_priority(sides: tuple[Side, Side]) -> None:
+    """Case 082, by polls on two coordinators while jobs are added at half the pace."""
+    one, other = sides
+    backlog = [f"old{number:03}" for number in range(300)]
+    added: list[str] = []
+    for start in range(0, len(backlog), 100):
+        specs = [b.job_spec(job_id=name) for name in backlog[start : start + 100]]
+        await one.api.jobs.SubmitJobs(j.SubmitJobsRequest(request_id=f"r{start}", jobs=specs), timeout=5)
+    await eventually(lambda: waits(other, len(backlog)))
+
+    claimed: list[str] = []
+    for _ in range(100):
+        if len(claimed) >= len(backlog):
+            break
+        for side in (one, other):
+            got = await side.worker.claim(max_jobs=2, wait=1)
+            claimed += [claim.job_id for claim in got]
+            for claim in got:
+                await side.api.workers.CompleteJob(
+                    b.complete(job_id=claim.job_id, fencing_token=claim.fencing_token), timeout=5
+                )
+            name = f"new{len(added):03}"
+            added.append(name)
+            await side.submit(name)
+    places = {name: place for place, name in enumerate([*backlog, *added])}
+    # A job that is claimed overtakes those before it that are claimed later, or not yet.
+    left = set(places) - set(claimed)
+    for at, name in enumerate(claimed):
+        later = [*claimed[at + 1 :], *left]
+        overtaken = sum(places[behind] < places[name] for behind in later)
+        assert overtaken <= 50, f"{name} overtook {overtaken}"
