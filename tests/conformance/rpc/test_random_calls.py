@@ -6,6 +6,7 @@ Little time passes in them, so delays are either none or long.
 from __future__ import annotations
 
 import random
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.conformance.rpc.transcript import Transcript
 from tests.unit.rpc import builders as b
 
 IDS = ("a", "b", "c")
+MOST_LOOKS = 3
 POLICIES = (
     t.RetryPolicy(initial_delay=span(900), max_retries=1),
     t.RetryPolicy(max_retries=0),
@@ -35,6 +37,7 @@ class Line:
     transcript: Transcript = field(default_factory=Transcript)
     claims: dict[str, list[w.Claim]] = field(default_factory=dict)
     workers: list[Worker] = field(default_factory=list)
+    looks: Counter[str] = field(default_factory=Counter)
 
     async def run(self, calls: int) -> Transcript:
         draw = random.Random(self.seed)
@@ -79,10 +82,15 @@ class Line:
             self.claims.setdefault(claim.job_id, []).append(claim)
 
     async def claim_id(self, draw: random.Random) -> None:
-        # The delays of contention run by the clock, so each look is another session's, and few.
+        # The delays of contention run by the clock: each look is another session's, and no job has so many
+        # that a second would count.
+        job_id = draw.choice(IDS)
+        self.looks[job_id] += 1
+        if self.looks[job_id] > MOST_LOOKS:
+            return
         worker = await self.subject.open()
         self.workers[draw.randrange(2)] = worker
-        claim = await self.transcript.note(worker.claim_id(draw.choice(IDS), wait=0.05), delay=False)
+        claim = await self.transcript.note(worker.claim_id(job_id, wait=0.05), delay=False)
         if claim is not None:
             self.claims.setdefault(claim.job_id, []).append(claim)
 
