@@ -10,6 +10,7 @@ from coordinator.app.foundation import Foundation
 from coordinator.app.readings import lock_readings
 from coordinator.rpc.limits import CallLimits
 from coordinator.rpc.lock_servicer import LockServicer, LockUseCases
+from coordinator.services.claim_revocation import ClaimRevocation
 from coordinator.services.contention import Contention, ContentionConfig
 from coordinator.services.fencing import FutureTokens
 from coordinator.services.holders import Holders
@@ -67,6 +68,7 @@ def compose_locks(base: Foundation, holders: Holders, limits: CallLimits) -> Loc
         contention,
         FutureTokens(base.notices, clock),
         clock,
+        claims=ClaimRevocation(store.jobs, store.sessions, clock),
     )
     return LockParts(
         servicer=LockServicer(LockUseCases(acquisition=acquisition, locks=locks), clock, limits),

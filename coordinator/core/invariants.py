@@ -57,13 +57,15 @@ def check_job(job: Job, claim: Claim | None) -> list[str]:
 def check_keys(job: Job, present: Sequence[Where]) -> list[str]:
     """Violations between a job and the keys that exist for it at the same revision.
 
-    The claim of a RUNNING job may be gone (its lease has ended and recovery is under way); nothing else may.
+    The claim of a RUNNING job may be gone, and the entries of its locks with it (its lease has ended and
+    recovery is under way); nothing else may.
     """
     wanted = keys_of(job)
     free = {Slot.CHECKPOINT, Slot.RESULT}
     name = f"{job.namespace}/{job.job_id}"
-    bad = [f"{name}: {job.state.name} without its {w.slot.value} key" for w in wanted if w not in present]
-    bad = [line for line in bad if not line.endswith(f"its {Slot.CLAIM.value} key")]
+    gone = [w for w in wanted if w not in present]
+    ended = {Slot.CLAIM, Slot.LOCK} if any(w.slot is Slot.CLAIM for w in gone) else set()
+    bad = [f"{name}: {job.state.name} without its {w.slot.value} key" for w in gone if w.slot not in ended]
     bad += [
         f"{name}: {job.state.name} with a {where.slot.value} key"
         for where in present

@@ -14,9 +14,12 @@ from typing import Final
 from coordinator.core.effects import Slot, Where, Write, keys_of
 from coordinator.core.job import RETAINED, Claim, Job, JobState
 
-_LEFT_OUT: Final = (Slot.STATE, Slot.CLAIM, Slot.LOCK)
+_LEFT_OUT: Final = (Slot.STATE, Slot.CLAIM)
 
-__all__ = ["KeySeen", "Lack", "lacks", "repair_writes", "wanted", "why_stray"]
+LOST_FOR_GOOD: Final = frozenset({Slot.SPEC, Slot.LOCK})
+"""What no repair can put again."""
+
+__all__ = ["LOST_FOR_GOOD", "KeySeen", "Lack", "lacks", "repair_writes", "wanted", "why_stray"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +114,9 @@ def lacks(job: Job, revision: int, seen: Mapping[Where, KeySeen]) -> tuple[Lack,
     for where in wanted(job):
         key = seen.get(where)
         name = where.slot.value
-        if key is None:
+        if key is None and where.slot is Slot.LOCK:
+            found.append(Lack(where, f"{job.state.name} without its entry of lock {where.lock_name}"))
+        elif key is None:
             found.append(Lack(where, f"{job.state.name} without its {name} key"))
         elif where.slot is Slot.READY and key.modified != revision:
             found.append(Lack(where, "its ready key is of another revision"))
@@ -127,10 +132,11 @@ def lacks(job: Job, revision: int, seen: Mapping[Where, KeySeen]) -> tuple[Lack,
 def repair_writes(job: Job, missing: tuple[Lack, ...]) -> tuple[Write, ...]:
     """What sets it right: the record again, its ready key with it, and of the others those that lack.
 
-    Left out: the spec, which nothing can bring back, and a unique key that another job has.
+    Left out: the spec, which nothing can bring back, an entry of a lock, which would not own it any more, and
+    a unique key that another job has.
     """
     again = {Slot.STATE, Slot.READY}
-    lacking = {lack.where for lack in missing if lack.where.slot is not Slot.SPEC and not lack.rival}
+    lacking = {lack.where for lack in missing if lack.where.slot not in LOST_FOR_GOOD and not lack.rival}
     return tuple(
         Write(where, True, job.state in RETAINED)
         for where in keys_of(job)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from coordinator.core.effects import Slot, Where
 from coordinator.core.lock_order import job_waiter
@@ -26,6 +26,9 @@ from coordinator.etcd.key_parts import (
 )
 
 __all__ = ["NamespaceKeys", "ReadyKey"]
+
+_OF_A_JOB: Final = job_waiter("").encode()[:4]
+"""No session's id begins so."""
 
 
 class ReadyKey(NamedTuple):
@@ -333,6 +336,10 @@ class NamespaceKeys:
         if not slash:
             raise KeyFormatError(f"{key!r} is no lock key")
         return parse_text(name), parse_text(waiter)
+
+    def is_of_a_job(self, key: bytes) -> bool:
+        """Whether a ``lock/`` key is of the form that claims of jobs put."""
+        return key.startswith(self._lock) and key.rpartition(b"/")[2].startswith(_OF_A_JOB)
 
     @staticmethod
     def _tail(key: bytes, prefix: bytes) -> bytes:

@@ -19,6 +19,7 @@ from coordinator.etcd.client import EtcdClient
 from coordinator.etcd.codec import decode_due, decode_unique
 from coordinator.etcd.key_walk import TightWalk
 from coordinator.etcd.keys import KeySpace, NamespaceKeys
+from coordinator.etcd.lock_codec import entry_of
 from coordinator.etcd.present import EtcdPresent
 from coordinator.etcd.set_aside import SetAside
 from coordinator.etcd.time_left import read_timeout
@@ -36,7 +37,7 @@ _WITH_VALUE: Final = frozenset({Slot.CLAIM, Slot.UNIQUE, Slot.DUE})
 _GETS: Final = 120
 """Keys of one read, below etcd's ``--max-txn-ops``."""
 
-_WIDEST_JOB: Final = 8
+_WIDEST_JOB: Final = 16
 """Keys that one record wants, its own and its claim's among them."""
 
 
@@ -196,7 +197,7 @@ class EtcdUpkeep:
             if not readable:
                 found.append(None)
                 continue
-            there = {where: self._seen(keys, where.slot, kv) for where, kv in beside if kv is not None}
+            there = {where: self._seen_at(keys, where, kv) for where, kv in beside if kv is not None}
             found.append(Beside(stored=record, claim=claim, keys=there))
         return found
 
@@ -209,12 +210,14 @@ class EtcdUpkeep:
             gets = [wire.get(keys.session(f"{lease:016x}"), keys_only=True) for lease in some]
             found = await self._read(gets, deadline)
             there |= {lease for lease, kv in zip(some, found, strict=True) if kv is not None}
+        owners = await self._jobs_of(keys, kvs, deadline)
         for kv in kvs:
             try:
                 name, waiter = keys.parse_lock(kv.key)
             except KeyFormatError as error:
                 self._set_aside.add("lock", kv.key, error)
                 continue
+            job_id, claim = owners.get(kv.key, ("", None))
             entries.append(
                 LockSeen(
                     name=name,
@@ -222,9 +225,35 @@ class EtcdUpkeep:
                     modified=kv.mod_revision,
                     lease=kv.lease,
                     session_open=kv.lease in there,
+                    created=kv.create_revision,
+                    job_id=job_id,
+                    claim=claim,
                 )
             )
         return entries
+
+    async def _jobs_of(
+        self, keys: NamespaceKeys, kvs: Sequence[KeyValue], deadline: float
+    ) -> dict[bytes, tuple[str, int | None]]:
+        """Job and create revision of its claim, 0 for none, of the entries that claims have put."""
+        put = [kv.key for kv in kvs if keys.is_of_a_job(kv.key)]
+        jobs: dict[bytes, str] = {}
+        for start in range(0, len(put), _GETS):
+            entries = await self._read([wire.get(key) for key in put[start : start + _GETS]], deadline)
+            for kv in entries:
+                if kv is not None:
+                    try:
+                        jobs[kv.key] = entry_of(keys, kv, self._set_aside).job_id
+                    except KeyFormatError as error:
+                        self._set_aside.add("lock", kv.key, error)
+        told = [(key, job_id) for key, job_id in jobs.items() if job_id]
+        found: dict[bytes, tuple[str, int | None]] = {}
+        for start in range(0, len(told), _GETS):
+            some = told[start : start + _GETS]
+            gets = [wire.get(keys.claim(job_id), keys_only=True) for _, job_id in some]
+            for (key, job_id), claim in zip(some, await self._read(gets, deadline), strict=True):
+                found[key] = (job_id, claim.create_revision if claim is not None else 0)
+        return found
 
     # --- deletions ----------------------------------------------------------------------------------
 
@@ -244,7 +273,9 @@ class EtcdUpkeep:
         keys = self._space.namespace(namespace)
         key = keys.lock(lock.name, lock.waiter)
         compares = [wire.mod_eq(key, lock.modified)]
-        if lock.lease:
+        if lock.claim is not None and lock.claim != lock.created:
+            compares.append(wire.create_eq(keys.claim(lock.job_id), lock.claim))
+        elif lock.lease:
             compares.append(wire.create_eq(keys.session(f"{lock.lease:016x}"), 0))
         return await self._delete(key, compares, as_leader, deadline)
 
@@ -266,6 +297,11 @@ class EtcdUpkeep:
             TxnRequest.FromString(wire.txn((), gets, ())), timeout=read_timeout(self._clock, deadline)
         )
         return [one(response) for response in reply.responses]
+
+    def _seen_at(self, keys: NamespaceKeys, where: Where, kv: KeyValue) -> KeySeen:
+        if where.slot is Slot.LOCK:  # its key does not say whose it is
+            return KeySeen(where=where, modified=kv.mod_revision, created=kv.create_revision, lease=kv.lease)
+        return self._seen(keys, where.slot, kv)
 
     def _seen(self, keys: NamespaceKeys, slot: Slot, kv: KeyValue) -> KeySeen:
         """The key as found.

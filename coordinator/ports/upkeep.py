@@ -41,13 +41,20 @@ class Sight:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockSeen:
-    """An entry of a named lock. ``session_open``: it lies on the lease of an open session."""
+    """An entry of a named lock. ``session_open``: it lies on the lease of an open session.
+
+    ``job_id``: the job whose claim put it; then ``claim`` is the create revision of that job's claim as it
+    stands now, 0 for none. The entry's own, ``created``, is the same: one Txn makes both.
+    """
 
     name: str
     waiter: str
     modified: int
     lease: int
     session_open: bool
+    created: int = 0
+    job_id: str = ""
+    claim: int | None = None
 
 
 class KeyWalk(Protocol):
@@ -102,4 +109,5 @@ class Upkeep(Protocol):
         """Start a walk over the entries of named locks."""
 
     async def remove_lock(self, namespace: str, lock: LockSeen, *, as_leader: bool, deadline: float) -> bool:
-        """Delete an entry that is as seen, and whose lease still is no open session's."""
+        """Delete an entry that is as seen, and whose lease still is no open session's, or whose job's claim
+        is as seen."""

@@ -19,7 +19,7 @@ from coordinator.core.effects import Slot
 from coordinator.core.job import RETAINED, Job, JobState
 from coordinator.core.machine import Decision, Guard, decide
 from coordinator.core.notice import Notice, NoticeKind
-from coordinator.core.upkeep import Lack, lacks, repair_writes, why_stray
+from coordinator.core.upkeep import LOST_FOR_GOOD, Lack, lacks, repair_writes, why_stray
 from coordinator.errors import StorageError
 from coordinator.ports import Clock, Commit, JobStore, Notices, Operation, Stored
 from coordinator.ports.upkeep import Beside, Sight, Upkeep
@@ -215,7 +215,7 @@ class RepairPass:
             self._suspect(Suspect(namespace, stored.job.job_id, claim.session, claim.token))
 
     async def remove_locks(self, run: Run) -> None:
-        """Remove entries of locks that no session's end will remove.
+        """Remove entries of locks that no session's end will remove, or that no claim stands for.
 
         Raises:
             StorageError: as of ``run_once``.
@@ -230,11 +230,15 @@ class RepairPass:
             run.report.examined += len(page)
             for lock in page:
                 orphan = (run.namespace, "lock", f"{lock.name}/{lock.waiter}", lock.modified)
-                if lock.session_open or (lock.lease and not self._orphaned(orphan)):
+                abandoned = lock.claim is not None and lock.claim != lock.created
+                if not abandoned and (lock.session_open or (lock.lease and not self._orphaned(orphan))):
                     continue
-                where = (
-                    f"on lease {lock.lease:016x}, which is no open session's" if lock.lease else "on no lease"
-                )
+                if abandoned:
+                    where = "there though the claim that made it has ended"
+                elif lock.lease:
+                    where = f"on lease {lock.lease:016x}, which is no open session's"
+                else:
+                    where = "on no lease"
                 if not run.dry_run:
                     try:
                         if not await self._upkeep.remove_lock(
@@ -246,13 +250,14 @@ class RepairPass:
                         run.report.failed += 1
                         continue
                 reason = f"an entry of lock {lock.name} lies {where}"
-                run.report.add(Action(kind="lock-entry-removed", job_id="", reason=reason))
+                run.report.add(Action(kind="lock-entry-removed", job_id=lock.job_id, reason=reason))
                 if not run.dry_run:
                     self._notices.publish(
                         Notice(
                             kind=NoticeKind.REPAIRED,
                             reason=reason,
                             namespace=run.namespace,
+                            job_id=lock.job_id,
                             facts={"lease": f"{lock.lease:016x}"},
                         )
                     )
@@ -278,9 +283,14 @@ class RepairPass:
             for lack in missing:
                 if lack.where.slot is Slot.SPEC:
                     self._report(beside.stored.job, lack, "spec-missing", run)
+                elif lack.where.slot is Slot.LOCK:
+                    if beside.claim is not None:  # else the lost pass will end it
+                        self._report(beside.stored.job, lack, "lock-entry-missing", run)
                 elif lack.rival and await self._rivals(beside.stored.job, lack, run, deadline):
                     self._report(beside.stored.job, lack, "unique-key-conflict", run)
-            wanted = tuple(lack for lack in missing if lack.where.slot is not Slot.SPEC and not lack.rival)
+            wanted = tuple(
+                lack for lack in missing if lack.where.slot not in LOST_FOR_GOOD and not lack.rival
+            )
             operation = self._operation(beside, wanted, run, deadline) if wanted else None
             if operation is not None:
                 mending.append((operation, wanted))

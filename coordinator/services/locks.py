@@ -16,6 +16,7 @@ from coordinator.core.fencing import make_token, split_token
 from coordinator.core.lock_order import LockEntry, line_of
 from coordinator.errors import FieldViolation, Reason, RequestError, StorageError
 from coordinator.ports import Clock, LockDeletion, LocksRead, LockStore, NamespaceFeeds, Present, SessionStore
+from coordinator.services.claim_revocation import ClaimRevocation
 from coordinator.services.contention import Contention, Resource
 from coordinator.services.fencing import FutureTokens, check_present, check_token
 from coordinator.services.lock_lines import LockLines
@@ -56,6 +57,7 @@ class Locks:
         contention: told of clean releases.
         futures: told of tokens from a future that the store has lost.
         clock: time.
+        claims: ends the claims of jobs whose locks are revoked; None: no job names a lock.
         config: limits.
     """
 
@@ -70,6 +72,8 @@ class Locks:
         futures: FutureTokens,
         clock: Clock,
         config: LocksConfig | None = None,
+        *,
+        claims: ClaimRevocation | None = None,
     ) -> None:
         self._store = store
         self._sessions = sessions
@@ -79,6 +83,7 @@ class Locks:
         self._contention = contention
         self._futures = futures
         self._clock = clock
+        self._claims = claims
         self._config = config or LocksConfig()
         self._observers = 0
         self._draining = False
@@ -139,6 +144,8 @@ class Locks:
     ) -> LockEntry:
         """Take a lock from its owner, or an entry out of the line; whose it was.
 
+        The claim of a job is taken away with all its locks: half a hold is none.
+
         Raises:
             RequestError: LOCK_LOST, no entry has this token. EPOCH_REGRESSED, ETCD_UNAVAILABLE,
                 OUTCOME_UNKNOWN.
@@ -152,6 +159,15 @@ class Locks:
         if entry is None:
             raise await self._lost(namespace, held, deadline)
         commit_by = min(deadline, self._clock.monotonic() + self._config.commit_timeout)
+        if entry.job_id and self._claims is not None:
+            why = f"its lock {name} was revoked" + (f": {reason}" if reason else "")
+            if await self._claims.take(namespace, entry.job_id, token, reason=why, deadline=commit_by):
+                self._lines.deleted(namespace, entry)
+                _log.warning(
+                    "a claim was taken away, for its lock was revoked",
+                    extra={"namespace": namespace, "lock": name, "job": entry.job_id, "reason": reason},
+                )
+                return entry
         [result] = await self._store.delete(namespace, [entry], deadline=commit_by)
         if not isinstance(result, LockDeletion):
             raise refused(result, {"name": name})

@@ -129,9 +129,15 @@ async def claim_job(
 
 
 def claim_operation(
-    stored: Stored, session: str | Session = "00000000000000a1", *, now_ms: int = NOW_MS
+    stored: Stored,
+    session: str | Session = "00000000000000a1",
+    *,
+    now_ms: int = NOW_MS,
+    lock_revisions: tuple[int, ...] | None = None,
 ) -> Operation:
-    """The operation that claims a waiting job for a session."""
+    """The operation that claims a waiting job for a session; its locks are taken to have no entry."""
+    if lock_revisions is None:
+        lock_revisions = (0,) * len(stored.job.terms.locks)
     session_id = session if isinstance(session, str) else session.session_id
     claim = a_claim(stored.job, session_id, start_ms=now_ms)
     outcome = decide(stored.job, None, ClaimIt(claim=claim), claim.start_ms)
@@ -145,6 +151,7 @@ def claim_operation(
         claim=claim,
         want_spec=True,
         want_checkpoint=True,
+        lock_revisions=lock_revisions,
     )
 
 

@@ -332,6 +332,33 @@ async def test_beats_that_list_a_claim_keep_its_locks(sides: tuple[Side, Side]) 
     assert [owner.fencing_token for owner in await one.owners("l")] == [claim.fencing_token]
 
 
+async def test_a_revoked_lock_of_a_job_takes_its_claim_away_with_all_its_locks(
+    sides: tuple[Side, Side],
+) -> None:
+    one, two = sides
+    session = await one.open(ttl=2)
+    await one.submit("a", lock("l"), lock("m"))
+    [claim] = await one.claim(session, wait=5)
+    request = pb.RevokeLockRequest(name="l", fencing_token=claim.fencing_token, reason="maintenance")
+    await two.locks.RevokeLock(request, timeout=5)
+    assert await one.owners("l") == await one.owners("m") == []
+    assert (await refusal(one.complete(claim))).reason == "CLAIM_LOST"
+    beat = w.HeartbeatRequest(
+        session_id=session,
+        number=1,
+        sent_at=Duration(seconds=1),
+        claims=[w.HeldClaim(job_id="a", fencing_token=claim.fencing_token, sequence=1)],
+    )
+    [verdict] = (await one.workers.Heartbeat(beat, timeout=5)).verdicts
+    assert verdict.verdict == w.VERDICT_LOST
+    # A TTL later, so that its holder has heard of it.
+    other = await two.open()
+    [again] = await two.claim(other, wait=10)
+    assert (again.job_id, again.attempt) == ("a", 2)
+    listed = (await one.jobs.ListAttempts(j.ListAttemptsRequest(job_id="a"), timeout=5)).attempts
+    assert "its lock l was revoked: maintenance" in listed[0].failure.message
+
+
 @pytest.mark.parametrize(
     ("locks", "field"),
     [

@@ -14,9 +14,11 @@ import pytest
 from coordinator.core.commands import Complete
 from coordinator.core.effects import Slot, Where
 from coordinator.core.invariants import check_job, check_keys
-from coordinator.core.job import AttemptOutcome, JobState
+from coordinator.core.job import AttemptOutcome, JobLock, JobState
+from coordinator.core.lock_order import job_waiter
 from coordinator.errors import Reason, RequestError
 from coordinator.etcd.codec import decode_unique
+from coordinator.etcd.lock_codec import entry_of
 from coordinator.etcd.namespace_keys import NamespaceKeys
 from coordinator.reconciler.overdue import OverdueConfig, OverduePass
 from coordinator.reconciler.repair import RepairPass
@@ -31,7 +33,7 @@ from tests.support.fake_ports import RecordedMeters, RecordedNotices
 from tests.support.polling import eventually
 
 FOREVER = 0x7A15
-KINDS = tuple(slot for slot in Slot if slot is not Slot.STATE)
+KINDS = tuple(slot for slot in Slot if slot not in (Slot.STATE, Slot.LOCK))
 
 
 @dataclass
@@ -71,6 +73,12 @@ class Mended:
                 where = self.keys.parse(slot, kv.key)
                 job_id = decode_unique(kv.value) if slot is Slot.UNIQUE else where.job_id
                 present[job_id].append(where._replace(job_id=job_id))
+        span = self.keys.all_locks()
+        for kv in (await side.store.client.range(span.start, span.end, timeout=5)).kvs:
+            entry = entry_of(self.keys, kv, side.store.set_aside)
+            if entry.job_id:
+                where = Where(Slot.LOCK, side.namespace, entry.job_id, lock_name=entry.name)
+                present[entry.job_id].append(where)
         span = self.keys.all_of(Slot.STATE)
         states = await side.store.client.range(span.start, span.end, timeout=5)
         found: list[str] = []
@@ -180,6 +188,38 @@ async def test_what_was_broken_by_hand_is_sound_after_one_sweep_and_the_holder_c
     assert not isinstance(settled, RequestError)
     again = await bench.repair.run_once(side.namespace)
     assert (again.changed, again.failed) == (0, 0)
+
+
+async def test_entries_of_locks_whose_claim_is_gone_or_another_are_removed_and_those_of_a_held_job_stay(
+    bench: Mended,
+) -> None:
+    side, keys = bench.side, bench.keys
+    session = await side.open(ttl_ms=60_000)
+    for name in ("held", "unclaimed", "other"):
+        stored = await side.submit(
+            a_new_job(name, locks=(JobLock(name=f"l-{name}"), JobLock(name=f"m-{name}")))
+        )
+        await side.claim(stored, session)
+    entries = {name: keys.lock(f"l-{name}", job_waiter(name)) for name in ("held", "unclaimed", "other")}
+    await bench.delete(keys.claim("unclaimed"), entries["other"])
+    value, lease = await bench.get(entries["held"]), int(session.session_id, 16)
+    await bench.put(entries["other"], (await bench.get(keys.lock("m-other", job_waiter("other")))), lease)
+    await bench.put(keys.lock("stray", job_waiter("nobody")), value.replace(b"held", b"nobo"), lease)
+
+    planned = await bench.repair.run_once(side.namespace, dry_run=True)
+    report = await bench.repair.run_once(side.namespace)
+
+    assert report.counts == planned.counts
+    removed = [(action.kind, action.job_id) for action in report.actions]
+    assert sorted(removed) == [
+        ("lock-entry-removed", "nobo"),
+        ("lock-entry-removed", "other"),
+        ("lock-entry-removed", "unclaimed"),
+        ("lock-entry-removed", "unclaimed"),
+    ]
+    assert await bench.get(entries["held"])
+    missing = await bench.repair.run_once(side.namespace)
+    assert [(action.kind, action.job_id) for action in missing.actions] == [("lock-entry-missing", "other")]
 
 
 async def _recovered(side: Side, job_id: str) -> bool:
