@@ -220,7 +220,7 @@ async def running_jobs(
     [
         (50, 2, 0.0),
         pytest.param(50, 2, 0.02, marks=pytest.mark.slow),
-        pytest.param(200, 10, 0.0, marks=pytest.mark.full),
+        pytest.param(200, 10, 0.0, marks=[pytest.mark.full, pytest.mark.timeout(300)]),
         pytest.param(200, 3, 0.1, marks=[pytest.mark.full, pytest.mark.timeout(600)]),
     ],
 )
