@@ -174,6 +174,7 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
         entropy,
         notices=notices,
         late=late.add,
+        feeds=store.namespaces,
         settings=base.queues.settings,
     )
     streams = WorkStreams(

@@ -25,6 +25,7 @@ from coordinator.ports import (
     Commit,
     Entropy,
     JobStore,
+    NamespaceFeeds,
     Notices,
     Operation,
     Present,
@@ -93,6 +94,7 @@ class SettlementService:
         config: bounds.
         notices: told of jobs that end DEAD or QUARANTINED.
         late: takes in namespace, job id, token and kind of a call that was refused as CLAIM_LOST.
+        feeds: a namespace's settings are known once it is watched; None: they are known.
         settings: (namespace, queue) → what follow-up jobs take where they leave it out, None for nothing.
     """
 
@@ -107,6 +109,7 @@ class SettlementService:
         *,
         notices: Notices,
         late: Callable[[str, str, int, str], None],
+        feeds: NamespaceFeeds | None = None,
         settings: Callable[[str, str], QueueSettings | None] = lambda namespace, queue: None,
     ) -> None:
         self._store = store
@@ -117,6 +120,7 @@ class SettlementService:
         self._config = config or SettlementConfig()
         self._notices = notices
         self._late = late
+        self._feeds = feeds
         self._settings = settings
         self._future = FutureTokens(notices, clock)
 
@@ -135,9 +139,13 @@ class SettlementService:
         waves: list[list[_Case]] = []
         seen: dict[str, int] = {}
         present = self._present.token()
+        unready = await self._unready(namespace, deadline) if any(item.follow_ups for item in items) else None
         for index, item in enumerate(items):
             token = item.command.token
             error = None
+            if unready is not None and item.follow_ups:
+                results[index] = unready
+                continue
             if token > present:
                 error = await check_token(self._present, token, item.job_id, deadline=deadline)
             if error is not None:
@@ -155,6 +163,18 @@ class SettlementService:
         for cases in waves:
             await self._settle_cases(namespace, cases, results, deadline)
         return [result for result in results if result is not None]
+
+    async def _unready(self, namespace: str, deadline: float) -> RequestError | None:
+        """Why what follow-ups take from their queues cannot be known yet; None: it is known."""
+        if self._feeds is None:
+            return None
+        try:
+            await self._feeds.ensure(namespace, deadline=deadline)
+        except StorageError as error:
+            return refused(error)
+        except RequestError as error:
+            return error
+        return None
 
     async def checkpoint(
         self,

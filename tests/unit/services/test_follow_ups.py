@@ -9,11 +9,14 @@ from coordinator.core.effects import Slot, Where
 from coordinator.core.invariants import check_job, check_keys
 from coordinator.core.job import Job, JobState
 from coordinator.core.machine import Decision, decide
+from coordinator.core.queue_settings import QueueSettings
 from coordinator.errors import Reason, RequestError
 from coordinator.ports import Commit, Operation
 from coordinator.services.api import NewJob, Settle, Settled
 from coordinator.services.commits import operation_of
+from coordinator.services.settlement import SettlementService
 from tests.support.builders import a_job, a_new_job, store_job
+from tests.support.fake_ports import StillFeeds
 from tests.support.memory_etcd import Fault
 from tests.unit.services.conftest import World
 
@@ -192,3 +195,40 @@ async def test_a_parent_that_was_asked_to_stop_completes_with_its_follow_ups(wor
     assert await complete(world, claimed, *BOTH) == DONE
     assert set(all_jobs(world)) == {"j1", "a", "b"}
     assert_sound(world)
+
+
+class Unready(StillFeeds):
+    """Namespaces whose settings are not listed yet."""
+
+    async def ensure(self, namespace: str, *, deadline: float) -> None:
+        raise RequestError(Reason.NOT_READY, "not listed yet", retry_after_ms=100)
+
+
+async def test_follow_ups_take_what_they_leave_out_from_their_queue_once_it_is_known(world: World) -> None:
+    claimed, other = await world.running(), await world.running("j2")
+    settings = {"q": QueueSettings(run_timeout_ms=7_000)}
+
+    def service(feeds: StillFeeds) -> SettlementService:
+        return SettlementService(
+            world.store,
+            world.holders,
+            world.present,
+            world.clock,
+            world.entropy,
+            notices=world.notices,
+            late=world.late_calls.add,
+            feeds=feeds,
+            settings=lambda namespace, queue: settings.get(queue),
+        )
+
+    items = [
+        Settle("j1", Complete(token=claimed.token, digest=b""), (a_new_job("a"),)),
+        Settle("j2", Complete(token=other.token, digest=b"")),
+    ]
+    refused, settled = await service(Unready()).settle("default", items, world.deadline)
+    assert isinstance(refused, RequestError)
+    assert refused.reason is Reason.NOT_READY
+    assert settled == Settled("j2", JobState.SUCCEEDED, 0), "it has no follow-ups"
+    [again] = await service(StillFeeds()).settle("default", items[:1], world.deadline)
+    assert again == DONE
+    assert world.stored("a").job.terms.run_timeout_ms == 7_000
