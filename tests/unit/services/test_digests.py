@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.core.commands import Complete, Fail, Release, Settlement
-from coordinator.core.job import JobLock, Rollback
+from coordinator.core.job import JobLock, Progress, Rollback
 from coordinator.core.lock_order import LockMode
 from coordinator.core.retry import RetryPolicy
 from coordinator.services.digests import (
