@@ -7,6 +7,7 @@ from typing import Final
 
 from coordinator.core.bucket import EMPTY, UNTRIED, Bucket, BucketPolicy, Tries
 from coordinator.core.commands import ClaimIt
+from coordinator.core.fencing import make_token, split_token
 from coordinator.core.job import Claim
 from coordinator.core.machine import Decision, Refusal
 from leasekeeper.v1 import worker_service_pb2 as pb
@@ -16,11 +17,11 @@ from worker_sdk.testing._fields import duration_ms
 from worker_sdk.testing._refusals import Refused, not_found, refused_by, session_gone
 from worker_sdk.testing._stage import Call, Stage
 from worker_sdk.testing._work_forms import check_claim
-from worker_sdk.testing._world import Place, Record
+from worker_sdk.testing._world import Bar, Place, Record
 
 __all__ = ["ClaimById"]
 
-_CONTENDED: Final = ("CLAIM_HELD", "NOT_CLAIMABLE")
+_CONTENDED: Final = ("CLAIM_HELD", "NOT_CLAIMABLE", "LOCK_HELD")
 _POLICY: Final = BucketPolicy()
 
 
@@ -30,15 +31,11 @@ class _Line:
     def __init__(self) -> None:
         self.places: list[object] = []
         self.seen: Refused | None = None
-        self._revision = 0
-
-    def has_news(self, record: Record | None) -> bool:
-        """Whether a look may find anything else than the last one did."""
-        return self.seen is None or record is None or record.revision != self._revision
+        self.revision = 0
 
     def saw(self, what: Refused, revision: int) -> None:
         """Somebody looked."""
-        self.seen, self._revision = what, revision
+        self.seen, self.revision = what, revision
 
 
 class ClaimById:
@@ -102,7 +99,7 @@ class ClaimById:
                 if (place[0], request.session_id) not in self._world.sessions:
                     raise session_gone(request.session_id)
                 look_at = until
-                if line.places[0] is mine and line.has_news(self._world.records.get(place)):
+                if line.places[0] is mine and self._has_news(line, place):
                     now_ms = _now_ms()
                     tries = self._tries.get(place, UNTRIED)
                     pause = tries.wait_ms(_POLICY, now_ms, in_line=True, line=True)
@@ -124,6 +121,13 @@ class ClaimById:
             if not line.places:
                 del self._lines[place]
             self._stage.changed.notify_all()
+
+    def _has_news(self, line: _Line, place: Place) -> bool:
+        """Whether a look may find anything else than the last one did; a lock comes free without the job."""
+        record = self._world.records.get(place)
+        if record is None or line.seen is None or line.revision != record.revision:
+            return True
+        return line.seen.reason == "LOCK_HELD" and self._world.bar(record.job) is None
 
     def _in_vain(self, request: pb.ClaimJobRequest, place: Place, line: _Line) -> Refused:
         """Its wait is over; it was no burden, so it is not charged."""
@@ -163,12 +167,32 @@ class ClaimById:
         queue = record.job.terms.queue
         if (place[0], queue) in self._stage.paused:
             raise Refused("QUEUE_PAUSED", f"queue {queue} is paused", metadata={"queue": queue})
+        bar = self._world.bar(record.job)
+        if bar is not None:
+            raise self._barred(bar)
         session = self._world.sessions.get((place[0], request.session_id))
         if session is None:
             raise session_gone(request.session_id)
         room_of(session)
         self._world.claim(record, claim, self._world.next_revision())
         return pb.ClaimJobResponse(claim=messages.claim_message(record))
+
+    def _barred(self, bar: Bar) -> Refused:
+        name, asked = bar.lock.name, bar.lock.permits
+        if bar.rival is not None:
+            current = bar.rival.permits
+            return Refused(
+                "PERMITS_MISMATCH",
+                f"this semaphore is used with {current} permits, not {asked}",
+                metadata={"name": name, "asked": str(asked), "current": str(current)},
+            )
+        [first, *_] = (*bar.line.owners, *bar.line.waiters, *bar.line.misfits)
+        token = make_token(split_token(self._world.token).epoch, first.revision)
+        return Refused(
+            "LOCK_HELD",
+            "the lock is held",
+            metadata={"name": name, "holder": first.session, "token": str(token)},
+        )
 
     def _why_not(self, record: Record, refusal: Refusal) -> Refused:
         refused = refused_by(refusal)
@@ -184,8 +208,8 @@ def _owns(claim: Claim | None, session_id: str, nonce: bytes) -> bool:
 
 
 def _own_delay(refused: Refused) -> int:
-    # What the service adds to a CLAIM_HELD is the caller's delay alone.
-    return 0 if refused.reason == "CLAIM_HELD" else refused.retry_after_ms or 0
+    # What the service tells with a hold is the caller's delay alone.
+    return 0 if refused.reason in ("CLAIM_HELD", "LOCK_HELD") else refused.retry_after_ms or 0
 
 
 def _now_ms() -> int:

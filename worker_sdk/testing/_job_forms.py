@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from coordinator.core.job_locks import MAX_LOCKS
+from coordinator.core.lock_order import MAX_PERMITS
 from leasekeeper.v1 import job_service_pb2 as pb
 from leasekeeper.v1 import types_pb2 as types
 from worker_sdk.testing._fields import LONGEST_DELAY_MS, LONGEST_TIMEOUT_MS, Violations
@@ -25,7 +27,6 @@ __all__ = [
     "check_update",
     "check_wait",
     "check_watch",
-    "lacking",
 ]
 
 ITEMS_PER_CALL: Final = 100
@@ -90,13 +91,25 @@ def check_job(found: Violations, job: types.JobSpec) -> None:
         if not 0 <= rollback.priority <= 5:
             told = f"must be from 1 to 5, or 0 for the job's own, is {rollback.priority}"
             found.add("rollback.priority", told)
+    _locks(found, job.locks)
 
 
-def lacking(job: types.JobSpec) -> Refused | None:
-    """What the fake cannot do must not look done."""
-    if job.locks:
-        return Refused("NOT_IN_THE_FAKE", "the fake coordinator does not know locks of a job")
-    return None
+def _locks(found: Violations, locks: Sequence[types.JobLock]) -> None:
+    if not found.count("locks", len(locks), 0, MAX_LOCKS):
+        return
+    seen: set[str] = set()
+    for index, lock in enumerate(locks):
+        place = f"locks[{index}]"
+        found.id(f"{place}.name", lock.name)
+        if lock.name in seen:
+            found.add(f"{place}.name", "is named twice")
+        seen.add(lock.name)
+        if lock.mode not in types.LockMode.values():
+            found.add(f"{place}.mode", f"{lock.mode} is not a lock mode")
+        elif lock.mode == types.LOCK_MODE_SEMAPHORE:
+            found.number(f"{place}.permits", lock.permits, 1, MAX_PERMITS)
+        elif lock.permits not in (0, 1):
+            found.add(f"{place}.permits", f"only a semaphore has permits, is {lock.permits}")
 
 
 def check_submit(request: pb.SubmitJobRequest) -> None:
@@ -112,9 +125,6 @@ def check_submit(request: pb.SubmitJobRequest) -> None:
         if not request.job.job_id and not request.request_id:
             found.add("request_id", "is required if job.job_id is empty")
     found.check()
-    refused = lacking(request.job)
-    if refused is not None:
-        raise refused
 
 
 def check_jobs(request: pb.SubmitJobsRequest) -> list[Refused | None]:
@@ -128,7 +138,7 @@ def check_jobs(request: pb.SubmitJobsRequest) -> list[Refused | None]:
     for index, job in enumerate(request.jobs):
         item = Violations(f"jobs[{index}]")
         check_job(item, job)
-        errors.append(item.error() or lacking(job))
+        errors.append(item.error())
     return errors
 
 

@@ -10,7 +10,8 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from coordinator.core.commands import Complete, Fail, Release, Settlement
-from coordinator.core.job import Attempt, Claim, Job, JobState, Progress, Rollback, Terms
+from coordinator.core.job import Attempt, Claim, Job, JobLock, JobState, Progress, Rollback, Terms
+from coordinator.core.lock_order import LockMode
 from coordinator.core.rank import DEFAULT_PRIORITY
 from coordinator.core.retry import RetryPolicy
 from leasekeeper.v1 import job_service_pb2 as jobs_pb
@@ -124,6 +125,10 @@ def terms_of(spec: types.JobSpec, *, submit_ms: int, counter: int, request_id: s
             content_type=wanted.content_type,
             priority=wanted.priority,
         )
+    locks = tuple(
+        JobLock(name=lock.name, mode=LockMode(lock.mode or LockMode.EXCLUSIVE), permits=lock.permits or 1)
+        for lock in spec.locks
+    )
     priority = spec.priority or DEFAULT_PRIORITY
     times = tuple(
         optional_ms(getattr(spec, name), has(name))
@@ -155,9 +160,10 @@ def terms_of(spec: types.JobSpec, *, submit_ms: int, counter: int, request_id: s
         heartbeat_timeout_ms=heartbeat_ms,
         unique_key=spec.unique_key,
         payload_size=len(spec.payload),
-        digest=digest(*said, priority, labels, times, retry, rollback),
+        digest=digest(*said, priority, labels, times, retry, rollback, locks),
         request_digest=request_digest(request_id),
         rollback=rollback,
+        locks=locks,
     )
 
 
@@ -233,6 +239,7 @@ def claim_message(record: Record) -> work_pb.Claim:
         priority=terms.priority,
         failures=job.failures,
         max_retries=terms.retry.max_retries,
+        lock_names=[lock.name for lock in terms.locks],
     )
 
 
@@ -374,4 +381,7 @@ def _spec(job: Job) -> types.JobSpec:
     if rollback is not None:
         message.rollback.queue, message.rollback.type = rollback.queue, rollback.type
         message.rollback.priority = rollback.priority
+    for lock in terms.locks:
+        permits = lock.permits if lock.mode is LockMode.SEMAPHORE else 0
+        message.locks.add(name=lock.name, mode=types.LockMode.ValueType(lock.mode), permits=permits)
     return message

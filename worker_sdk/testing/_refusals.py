@@ -34,7 +34,9 @@ CODES: Final[Mapping[str, grpc.StatusCode]] = MappingProxyType(
         "EPOCH_REGRESSED": _Code.FAILED_PRECONDITION,
         "SESSION_FULL": _Code.FAILED_PRECONDITION,
         "QUEUE_PAUSED": _Code.FAILED_PRECONDITION,
+        "PERMITS_MISMATCH": _Code.FAILED_PRECONDITION,
         "CLAIM_HELD": _Code.ABORTED,
+        "LOCK_HELD": _Code.ABORTED,
         "ETAG_MISMATCH": _Code.ABORTED,
         "JOB_EXISTS": _Code.ALREADY_EXISTS,
         "DUPLICATE_JOB": _Code.ALREADY_EXISTS,
@@ -52,6 +54,7 @@ _RETRY_MS: Final[Mapping[str, int]] = MappingProxyType(
     {
         "QUEUE_PAUSED": 5_000,
         "CLAIM_HELD": 500,
+        "LOCK_HELD": 500,
         "RELOCK_THROTTLED": 500,
         "DRAINING": 100,
         "NOT_READY": 200,

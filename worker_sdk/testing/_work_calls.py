@@ -200,13 +200,15 @@ class WorkCalls:
         }
         if session is None:
             # The service asks for the session only where it has to wait or to commit.
-            if duration_ms(request.wait) or self._world.waiting(namespace, pairs, 1):
+            if duration_ms(request.wait) or any(self._world.waiting(namespace, pairs)):
                 raise session_gone(request.session_id)
             return []
-        room = room_of(session)
+        most = min(request.max_jobs, room_of(session))
         claims: list[pb.Claim] = []
         size, revision = 0, 0
-        for record in self._world.waiting(namespace, pairs, min(request.max_jobs, room)):
+        for record in self._world.waiting(namespace, pairs):
+            if len(claims) == most:
+                break
             size += record.job.terms.payload_size + 512 + ((256 << 10) if record.job.attempt else 0)
             if claims and size > _REPLY_BYTES:
                 break

@@ -10,7 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from leasekeeper.v1 import types_pb2 as types
 from leasekeeper.v1 import worker_service_pb2 as pb
 from worker_sdk.testing._fields import LONGEST_DELAY_MS, Violations
-from worker_sdk.testing._job_forms import ITEMS_PER_CALL, LONGEST_WAIT_MS, check_job, lacking
+from worker_sdk.testing._job_forms import ITEMS_PER_CALL, LONGEST_WAIT_MS, check_job
 from worker_sdk.testing._refusals import Refused
 
 __all__ = [
@@ -184,9 +184,6 @@ def check_settlement(request: SettlingRequest) -> None:
     else:
         _release(found, request)
     found.check()
-    refused = _lacking(request.follow_ups) if isinstance(request, pb.CompleteJobRequest) else None
-    if refused is not None:
-        raise refused
 
 
 def check_settlements(request: pb.SettleJobsRequest) -> list[Refused | None]:
@@ -212,11 +209,7 @@ def _item(index: int, item: pb.Settlement) -> Refused | None:
         _fail(found, item.fail)
     else:
         _release(found, item.release)
-    return found.error() or _lacking(item.complete.follow_ups)
-
-
-def _lacking(jobs: Sequence[types.JobSpec]) -> Refused | None:
-    return next((refused for job in jobs if (refused := lacking(job)) is not None), None)
+    return found.error()
 
 
 def check_checkpoint(request: pb.SaveCheckpointRequest) -> None:

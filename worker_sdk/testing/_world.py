@@ -15,13 +15,15 @@ from typing import Final, NamedTuple
 from coordinator.core.commands import ClaimIt, Command, Complete, Submit
 from coordinator.core.copying import changed
 from coordinator.core.effects import Slot, Where, effects
-from coordinator.core.fencing import make_token
-from coordinator.core.job import Claim, Job, JobState, Progress
+from coordinator.core.fencing import make_token, split_token
+from coordinator.core.job import Claim, Job, JobLock, JobState, Progress
+from coordinator.core.job_locks import entry_of
+from coordinator.core.lock_order import Line, LockEntry, job_waiter, line_of
 from coordinator.core.machine import Decision, Outcome, Refusal, decide
 from coordinator.core.rank import Rank
 from coordinator.core.rollback import enqueue_rollback
 
-__all__ = ["Change", "Checkpoint", "Place", "Record", "Session", "Spec", "Taken", "World"]
+__all__ = ["Bar", "Change", "Checkpoint", "Place", "Record", "Session", "Spec", "Taken", "World"]
 
 _EPOCH: Final = 1
 
@@ -52,6 +54,14 @@ class Change(NamedTuple):
     namespace: str
     job_id: str
     job: Job | None
+
+
+class Bar(NamedTuple):
+    """A lock that a job waits for, who stands there, and whose number of permits is another one."""
+
+    lock: JobLock
+    line: Line
+    rival: LockEntry | None
 
 
 class Taken(NamedTuple):
@@ -110,6 +120,7 @@ class World:
         self.changes: list[Change] = []
         self._counter = 0
         self._unique: dict[tuple[str, str, str], str] = {}
+        self._locks: dict[tuple[str, str], dict[str, LockEntry]] = {}
         self._ready: dict[tuple[str, str, str], set[tuple[Rank, str]]] = {}
 
     @property
@@ -121,11 +132,18 @@ class World:
         """The job that has this unique key; empty: none."""
         return self._unique.get((namespace, queue, unique_key), "") if unique_key else ""
 
-    def waiting(self, namespace: str, pairs: Iterable[tuple[str, str]], limit: int) -> list[Record]:
-        """The first *limit* jobs of these queues and types, in the order in which they are handed out."""
+    def waiting(self, namespace: str, pairs: Iterable[tuple[str, str]]) -> Iterator[Record]:
+        """The jobs of these queues and types that may be claimed, in the order in which they are handed out.
+
+        What is claimed meanwhile counts: a job whose lock another has got is left out.
+        """
         lines = [self._ready.get((namespace, queue, type_), ()) for queue, type_ in pairs]
-        first = heapq.nsmallest(limit, (place for line in lines for place in line))
-        return [self.records[namespace, job_id] for _, job_id in first]
+        heap = [place for line in lines for place in line]
+        heapq.heapify(heap)
+        while heap:
+            record = self.records[namespace, heapq.heappop(heap)[1]]
+            if self.bar(record.job) is None:
+                yield record
 
     def of_namespace(self, namespace: str) -> Iterator[Record]:
         """The jobs of a namespace."""
@@ -241,6 +259,8 @@ class World:
                 self._unique[key] = where.job_id
             else:
                 del self._unique[key]
+        elif slot is Slot.LOCK:
+            self._lock(where, put, record)
         elif slot is Slot.CHECKPOINT and not put:
             record.checkpoint = None
         elif slot is Slot.CLAIM:
@@ -260,6 +280,26 @@ class World:
         record.asked_ms, record.progress, record.last_beat_ms, record.sequence = 0, None, 0, -1
         record.same_ms = record.missed_ms = None
         record.missed = 0
+
+    def _lock(self, where: Where, put: bool, record: Record) -> None:
+        entries = self._locks.setdefault((where.namespace, where.lock_name), {})
+        if put:
+            assert record.claim is not None, "locks come with a claim"
+            lock = next(one for one in record.job.terms.locks if one.name == where.lock_name)
+            revision = split_token(record.claim.token).revision
+            entries[job_waiter(where.job_id)] = entry_of(record.job, lock, record.claim, revision)
+        else:
+            entries.pop(job_waiter(where.job_id), None)
+
+    def bar(self, job: Job) -> Bar | None:
+        """The lock that keeps a job from being claimed."""
+        for lock in job.terms.locks:
+            line = line_of(list(self._locks.get((job.namespace, lock.name), {}).values()))
+            wish = LockEntry(name=lock.name, waiter="", session="", mode=lock.mode, permits=lock.permits)
+            rival = line.disagrees(wish)
+            if rival is not None or not line.admits(wish):
+                return Bar(lock, line, rival)
+        return None
 
     def states(self) -> Mapping[str, JobState]:
         """State of every job by its id, over all namespaces."""

@@ -51,7 +51,7 @@ class FakeCoordinator:
     them, are real.
 
     A session whose worker can reach it is taken to beat while the time is advanced; `partition` and
-    `expire` end that. It knows no locks and no work stream, and refuses them.
+    `expire` end that. Jobs may name locks; there is no LockService and no work stream.
 
     Args:
         real_time: the clock is the wall's, and a session without beats ends after its TTL.

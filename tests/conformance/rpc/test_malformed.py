@@ -59,6 +59,10 @@ def bad_jobs() -> Iterator[t.JobSpec]:
         t.RetryPolicy(non_retryable_types=["", "y" * 128]),
     ):
         yield b.job_spec(retry_policy=policy)
+    yield b.job_spec(locks=[t.JobLock(name=f"l{n}") for n in range(9)])
+    yield b.job_spec(locks=[t.JobLock(name="l", permits=2), t.JobLock(name="l"), t.JobLock()])
+    semaphores = [t.JobLock(name=f"{n}", mode=t.LOCK_MODE_SEMAPHORE, permits=n) for n in (0, 1001)]
+    yield b.job_spec(locks=[*semaphores, t.JobLock(name="m", mode=9)])  # type: ignore[arg-type]
     yield b.job_spec(
         rollback=t.RollbackJob(queue="q", type="t", payload=bytes(4097), content_type=LONG, priority=9)
     )

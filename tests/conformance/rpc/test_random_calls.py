@@ -72,6 +72,8 @@ class Line:
             more["unique_key"] = draw.choice("uv")
         if draw.random() < 0.2:
             more["rollback"] = t.RollbackJob(queue="undo", type="undo", payload=b"z")
+        if draw.random() < 0.3:
+            more["locks"] = [t.JobLock(name=draw.choice("lm"))]
         more["retry_policy"] = draw.choice(POLICIES)
         more["priority"] = draw.randint(0, 5)
         await self.transcript.note(self.subject.submit(draw.choice(IDS), **more))

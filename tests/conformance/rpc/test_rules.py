@@ -316,6 +316,67 @@ async def test_follow_up_jobs_come_with_the_completion_all_or_none(subject: Subj
     assert (len(claims), "n1" in {one.job_id for one in claims}) == (2, True)
 
 
+async def test_a_job_runs_only_with_its_locks_and_its_end_gives_them_back(subject: Subject) -> None:
+    exclusive = [t.JobLock(name="l")]
+    for job_id in ("one", "two"):
+        await subject.submit(job_id, locks=exclusive)
+    await subject.submit("free", priority=5)
+    worker, other = await subject.open(), await subject.open()
+    claims = {claim.job_id: claim for claim in await worker.claim()}
+    if "free" not in claims:
+        claims |= {claim.job_id: claim for claim in await worker.claim()}
+    held = await refusal(other.claim_id("two"))
+    waiting = asyncio.ensure_future(other.claim(wait=9))
+    await asyncio.sleep(0.1)
+    await worker.fail(claims["one"], no_retry=True)
+    [second] = await waiting
+
+    assert set(claims) == {"one", "free"}
+    token = str(claims["one"].fencing_token)
+    assert (held.reason, held.metadata) == (
+        "LOCK_HELD",
+        {"name": "l", "holder": worker.session_id, "token": token},
+    )
+    assert (second.job_id, list(second.lock_names)) == ("two", ["l"])
+
+
+async def test_shared_locks_and_semaphores_let_as_many_run_as_they_say(subject: Subject) -> None:
+    semaphore = t.JobLock(name="s", mode=t.LOCK_MODE_SEMAPHORE, permits=2)
+    locks = {
+        "s1": semaphore,
+        "s2": semaphore,
+        "s3": semaphore,
+        "other": t.JobLock(name="s", mode=t.LOCK_MODE_SEMAPHORE, permits=3),
+        "r1": t.JobLock(name="r", mode=t.LOCK_MODE_SHARED),
+        "r2": t.JobLock(name="r", mode=t.LOCK_MODE_SHARED),
+        "w1": t.JobLock(name="r"),
+    }
+    for job_id, lock in locks.items():
+        await subject.submit(job_id, locks=[lock])
+    worker, other = await subject.open(), await subject.open()
+    claims: list[str] = []
+    for _ in range(len(locks)):
+        claims += [claim.job_id for claim in await worker.claim(wait=0.2)]
+    mismatch = await refusal(other.claim_id("other"))
+
+    assert sorted(claims) == ["r1", "r2", "s1", "s2"]
+    facts = {"name": "s", "asked": "3", "current": "2"}
+    assert (mismatch.reason, mismatch.metadata) == ("PERMITS_MISMATCH", facts)
+    assert [lock.name for lock in (await subject.job("w1")).spec.locks] == ["r"]
+
+
+async def test_who_waits_for_a_job_gets_it_when_its_lock_comes_free(subject: Subject) -> None:
+    await subject.submit("holds", locks=[t.JobLock(name="l")])
+    await subject.submit("waits", type="other", locks=[t.JobLock(name="l")])
+    worker, other = await subject.open(), await subject.open()
+    [claim] = await worker.claim()
+    waiting = asyncio.ensure_future(other.claim_id("waits", wait=9))
+    await asyncio.sleep(0.1)
+    await worker.complete(claim)
+
+    assert (await waiting).job_id == "waits"
+
+
 # --- by hand --------------------------------------------------------------------------------------
 
 
