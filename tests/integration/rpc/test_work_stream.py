@@ -293,3 +293,32 @@ async def test_a_stream_that_is_gone_claims_nothing(api: Api, worker: OpenedWork
         return bool(await other.claim(wait=1))
 
     await eventually(claimed, timeout=3)
+
+
+async def test_135_what_a_reader_did_not_read_goes_back_at_once_when_its_stream_breaks(
+    api: Api, worker: OpenedWorker
+) -> None:
+    other = await open_worker(api)
+    await submit(api, "known")
+    [known] = await other.claim(wait=2)
+    async with grpc.aio.insecure_channel(api.address) as channel:
+        call = worker_service_pb2_grpc.WorkerServiceStub(channel).Work()
+        opening = w.WorkOpen(session_id=worker.session_id, request_id="slow", lanes=[lane(jobs=300)])
+        await call.write(w.WorkRequest(open=opening))
+        for start in range(0, 300, 20):
+            await submit(api, *(f"j{n:03}" for n in range(start, start + 20)), payload=bytes(100_000))
+
+        async def backed_up() -> bool:
+            running = j.ListJobsRequest(states=[t.JOB_STATE_RUNNING], queue="mail", page_size=1000)
+            return len((await api.jobs.ListJobs(running, timeout=5)).jobs) > 120
+
+        await eventually(backed_up, timeout=20)
+        call.cancel()
+        async with Stream(api.workers, other.session_id, lane(jobs=300)) as stream:
+            # A claim that was handed to the transport may have arrived: it is left to the beats.
+            claims = [await stream.claim(timeout=10) for _ in range(200)]
+    attempts = {claim.attempt for claim in claims}
+
+    assert known.job_id not in {claim.job_id for claim in claims}
+    assert {0} == {claim.failures for claim in claims}
+    assert attempts == {1, 2}, "some were claimed for the reader, and came back uncharged"
