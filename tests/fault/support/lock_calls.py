@@ -44,17 +44,19 @@ class LockHand:
         self._channel = grpc.aio.insecure_channel(self._endpoint)
         self._locks: Any = LockServiceStub(self._channel)
         self._workers: Any = WorkerServiceStub(self._channel)
-        request = worker_service_pb2.OpenSessionRequest(
-            namespace=self._namespace, request_id=uuid.uuid4().hex, ttl=seconds(self._ttl)
-        )
-        opened = await self._workers.OpenSession(request, timeout=_TIMEOUT)
-        self.session = opened.session_id
+        self.session = await self._open()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self._channel.close()
+
+    async def _open(self) -> str:
+        request = worker_service_pb2.OpenSessionRequest(
+            namespace=self._namespace, request_id=uuid.uuid4().hex, ttl=seconds(self._ttl)
+        )
+        return str((await self._workers.OpenSession(request, timeout=_TIMEOUT)).session_id)
 
     async def take(self, name: str, *, request_id: str = "", wait: float = 0.0, permits: int = 0) -> int:
         """AcquireLock, exclusive, or a semaphore of *permits*; the token."""
