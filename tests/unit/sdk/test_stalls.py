@@ -87,15 +87,15 @@ async def test_a_stalled_loop_is_named_with_its_job_and_measured(
         await asyncio.sleep(0.2)
 
     @worker.handler("blocks")
-    async def culprit(ctx: Context) -> None:
-        time.sleep(0.8)  # noqa: ASYNC251  the fault
+    async def culprit(ctx: Context, seconds: float) -> None:
+        time.sleep(seconds)  # noqa: ASYNC251  the fault
 
     with caplog.at_level(logging.WARNING):
         async with working(worker):
             server.add("bystander", type="waits")
             async with asyncio.timeout(5):
                 await waits.wait()
-            server.add("blocker", type="blocks")
+            server.add("blocker", type="blocks", payload=b"0.8")
             await eventually(lambda: server.how("blocker") == ["complete"])
             await eventually(lambda: "turns again" in caplog.text)
     [said] = [record.getMessage() for record in caplog.records if "has not turned" in record.getMessage()]
@@ -147,12 +147,12 @@ async def test_031_on_stall_keep_beats_on_and_gives_nothing_back(
     worker = make(server, slots=1, config=WorkerConfig(stall_warning=0.1, stall_limit=0.2))
 
     @worker.handler("t")
-    async def block(ctx: Context) -> bytes:
-        time.sleep(1.5)  # noqa: ASYNC251  the fault
+    async def block(ctx: Context, seconds: float) -> bytes:
+        time.sleep(seconds)  # noqa: ASYNC251  the fault
         ctx.check()
         return b"kept"
 
-    server.add("j")
+    server.add("j", payload=b"1.5")
     async with working(worker):
         await eventually(lambda: server.how("j") == ["complete"], timeout=10)
         assert server.jobs["j"].attempt == 1
