@@ -102,6 +102,8 @@ class LoopThread:
             future = asyncio.run_coroutine_threadsafe(last(), loop)
         try:
             future.result(timeout)
+        except concurrent.futures.TimeoutError:
+            future.cancel()  # what it could not tell anybody, time will: leases end
         finally:
             loop.call_soon_threadsafe(stop.set)
             thread.join(timeout)

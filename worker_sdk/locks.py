@@ -6,22 +6,19 @@ went to somebody else. Send `Lock.token` along with every write, and let the sto
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
-import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Mapping
 from contextlib import (
     AbstractAsyncContextManager,
     AbstractContextManager,
     aclosing,
     asynccontextmanager,
     contextmanager,
-    suppress,
 )
 from dataclasses import dataclass
 from types import MappingProxyType, TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self
 
+from worker_sdk._blocking import Blocking, Iterating, LoopThread
 from worker_sdk._latch import Latch
 from worker_sdk._lock_book import LockHold
 from worker_sdk._lock_engine import LockEngine, LockWish, lock_lost
@@ -30,11 +27,9 @@ from worker_sdk._machine import backoff_delay
 from worker_sdk._seams import Seams
 from worker_sdk._transport.channel import repeatable
 from worker_sdk.config import ConnectionConfig, WorkerConfig
-from worker_sdk.errors import ClientClosed, DeadlineExceeded, ForkedProcess, LeasekeeperError
+from worker_sdk.errors import DeadlineExceeded, LeasekeeperError
 
 __all__ = ["Lock", "LockClient", "LockMode", "Owner", "SyncLockClient"]
-
-T = TypeVar("T")
 
 _WAIT_SECONDS = 30.0
 
@@ -235,6 +230,8 @@ class SyncLockClient:
     """`LockClient` for code without an event loop: the same engine, on a loop in a thread of its own.
 
     May be used from any thread of the process that made it. Arguments and errors are those of `LockClient`.
+    Where an event loop runs, calls raise `WrongEventLoop`, in a forked child `ForkedProcess`, after `close`
+    `ClientClosed`.
     """
 
     def __init__(
@@ -246,43 +243,20 @@ class SyncLockClient:
         identity: str = "",
     ) -> None:
         self._client = LockClient(endpoints, namespace=namespace, ttl=ttl, identity=identity)
-        self._start = threading.Lock()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread: threading.Thread | None = None
-        self._closed = False
+        self._thread = LoopThread("leasekeeper-locks")
+        self._timeouts = ConnectionConfig.of(endpoints, namespace).timeouts
+
+    check_token = Blocking(LockClient.check_token)
+    observe = Iterating(LockClient.observe)
 
     def __enter__(self) -> Self:
+        self._thread.check()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
-        engine = self._client._engine
-        try:
-            engine.check_process()
-            with self._start:
-                if self._closed:
-                    raise ClientClosed("it was closed")
-                if self._loop is None:
-                    self._loop = asyncio.new_event_loop()
-                    self._thread = threading.Thread(
-                        target=self._loop.run_forever, name="leasekeeper-locks", daemon=True
-                    )
-                    self._thread.start()
-        except BaseException:
-            work.close()
-            raise
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except concurrent.futures.CancelledError:
-            raise ClientClosed("it was closed by another thread") from None
-        except BaseException:
-            future.cancel()  # a KeyboardInterrupt here must not leave the call running there
-            raise
 
     @contextmanager
     def lock(
@@ -295,14 +269,23 @@ class SyncLockClient:
     ) -> Iterator[Lock]:
         """Hold locks for the length of a block; see `LockClient.lock`."""
         block = self._client.lock(*names, mode=mode, permits=permits, value=value, wait=wait)
-        held = self._run(block.__aenter__())
+
+        async def enter() -> Lock:
+            return await block.__aenter__()
+
+        async def leave(error: BaseException | None) -> None:
+            kind, trace = (type(error), error.__traceback__) if error is not None else (None, None)
+            await block.__aexit__(kind, error, trace)
+
+        held = self._thread.run(enter)
         try:
             yield held
         except BaseException as error:
-            self._run(block.__aexit__(type(error), error, error.__traceback__))
+            thrown = error  # the name of the clause is gone before the call
+            self._thread.run(lambda: leave(thrown))
             raise
         else:
-            self._run(block.__aexit__(None, None, None))
+            self._thread.run(lambda: leave(None))
 
     def lead(
         self, name: str, value: bytes = b"", *, wait: float | None = None
@@ -310,49 +293,9 @@ class SyncLockClient:
         """Lead for the length of a block; see `LockClient.lead`."""
         return self.lock(name, value=value, wait=wait)
 
-    def check_token(self, name: str, token: int, *, timeout: float | None = None) -> bool:
-        """Ask whether *token* is that of a present owner; see `LockClient.check_token`."""
-        return self._run(self._client.check_token(name, token, timeout=timeout))
-
-    def observe(self, name: str, *, timeout: float | None = None) -> Iterator[list[Owner]]:
-        """Iterate over the owners of a lock, blocking in between; see `LockClient.observe`.
-
-        Ends with ClientClosed when another thread closes this object.
-        """
-        states = self._client.observe(name, timeout=timeout)
-        try:
-            while (owners := self._run(_next(states))) is not None:
-                yield owners
-        finally:
-            with suppress(ClientClosed, ForkedProcess):
-                self._run(states.aclose())
-
     def close(self) -> None:
         """End the session and the thread; calls under way in other threads end with ClientClosed.
 
         Repeating it does nothing.
         """
-        with self._start:
-            if self._closed:
-                return
-            loop, thread = self._loop, self._thread
-        if loop is not None and thread is not None and thread.is_alive():
-            self._run(self._end())
-            loop.call_soon_threadsafe(loop.stop)
-            thread.join(5.0)
-            if not thread.is_alive():
-                loop.close()
-        with self._start:
-            self._closed = True
-
-    async def _end(self) -> None:
-        """Close, and end whatever other threads wait for: nobody runs this loop any more."""
-        await self._client.close()
-        others = asyncio.all_tasks() - {asyncio.current_task()}
-        for task in others:
-            task.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
-
-
-async def _next(states: AsyncGenerator[list[Owner], None]) -> list[Owner] | None:
-    return await anext(states, None)
+        self._thread.close(self._client.close, timeout=self._timeouts.close + 5.0)

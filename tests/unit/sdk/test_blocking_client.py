@@ -28,6 +28,7 @@ from worker_sdk import (
     LeasekeeperError,
     RetryConfig,
     SyncJobClient,
+    SyncLockClient,
     Timeouts,
     Unavailable,
     WrongEventLoop,
@@ -130,6 +131,19 @@ async def test_where_an_event_loop_runs_it_refuses_at_once(fake: FakeCoordinator
         with pytest.raises(WrongEventLoop, match="use the asynchronous one"):
             use()
     assert "leasekeeper-jobs" not in {thread.name for thread in threading.enumerate()}
+
+
+async def test_the_blocking_lock_client_refuses_likewise() -> None:
+    client = SyncLockClient("127.0.0.1:9")
+    uses: list[Callable[[], object]] = [
+        lambda: client.check_token("a", 1),
+        lambda: client.observe("a"),
+        client.lock("a").__enter__,
+        client.__enter__,
+    ]
+    for use in uses:
+        with pytest.raises(WrongEventLoop, match="use the asynchronous one"):
+            use()
 
 
 def test_in_a_forked_child_it_refuses_and_can_be_left(fake: FakeCoordinator) -> None:
