@@ -11,7 +11,7 @@ from coordinator.app.foundation import lay_foundation
 from coordinator.app.locks import compose_locks, compose_parking
 from coordinator.app.parts import Parts, Role
 from coordinator.app.queues import compose_queues
-from coordinator.app.readings import service_readings
+from coordinator.app.readings import service_readings, stream_readings
 from coordinator.app.recovery import compose_recovery
 from coordinator.app.relay import StopsRelay
 from coordinator.app.store_settings import call_limits
@@ -203,6 +203,7 @@ def compose(settings: Settings, clock: Clock, entropy: Entropy, *, endpoint: str
         )
     )
     metrics.expose(service_readings(index, dispatch, late, base.circuits))
+    metrics.expose(stream_readings(streams))
     return Parts(
         store=store,
         notices=notices,

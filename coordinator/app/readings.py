@@ -18,8 +18,16 @@ from coordinator.services.lock_cleanup import LockCleanup
 from coordinator.services.lock_lines import LockLines
 from coordinator.services.notices import NoticeHub
 from coordinator.services.past_due import PastDue
+from coordinator.services.work_streams import WorkStreams
 
-__all__ = ["lock_readings", "notice_readings", "queue_readings", "service_readings", "store_readings"]
+__all__ = [
+    "lock_readings",
+    "notice_readings",
+    "queue_readings",
+    "service_readings",
+    "store_readings",
+    "stream_readings",
+]
 
 _COMMITTED: Final = ("ops", "conflicts", "resent_ops", "expired", "rebuilt")
 _TXNS: Final = ("txns", "refused", "unknown", "epoch_mismatches")
@@ -207,4 +215,16 @@ def lock_readings(lines: LockLines, cleanup: LockCleanup, contention: Contention
             help="Tries for a lock that were refused without asking etcd.",
             read=lambda: contention.throttled,
         ),
+    ]
+
+
+def stream_readings(streams: WorkStreams) -> Sequence[Reading]:
+    """Of workers' streams."""
+    return [
+        Reading(
+            name="work_streams",
+            help="Streams of workers under way.",
+            read=lambda: streams.open_streams,
+            grows=False,
+        )
     ]
