@@ -17,6 +17,7 @@ from coordinator.app.readings import (
     queue_readings,
     service_readings,
     store_readings,
+    stream_readings,
 )
 from coordinator.core.notice import NoticeKind
 from coordinator.etcd.commit_config import CommitterStats
@@ -50,6 +51,7 @@ def test_the_metrics_on_the_page_are_those_that_are_served() -> None:
             *service_readings(nothing, nothing, nothing, nothing),
             *lock_readings(nothing, nothing, nothing),
             *queue_readings(nothing),
+            *stream_readings(nothing),
         ]
     )
     described = {
