@@ -141,6 +141,7 @@ class LockServiceServicer(object):
 
     def RevokeLock(self, request, context):
         """Takes a lock from its owner, or an entry out of the line. The next may own it at once; who held it learns at its next beat.
+        The claim of a job that holds it is taken away, with all its locks; the job runs again a session TTL later, uncharged.
 
         FAILED_PRECONDITION: LOCK_LOST (no entry has this token), EPOCH_REGRESSED.
         """

@@ -83,6 +83,7 @@ class LockServiceStub:
         leasekeeper.v1.lock_service_pb2.RevokeLockResponse,
     ]
     """Takes a lock from its owner, or an entry out of the line. The next may own it at once; who held it learns at its next beat.
+    The claim of a job that holds it is taken away, with all its locks; the job runs again a session TTL later, uncharged.
 
     FAILED_PRECONDITION: LOCK_LOST (no entry has this token), EPOCH_REGRESSED.
     """
@@ -162,6 +163,7 @@ class LockServiceAsyncStub:
         leasekeeper.v1.lock_service_pb2.RevokeLockResponse,
     ]
     """Takes a lock from its owner, or an entry out of the line. The next may own it at once; who held it learns at its next beat.
+    The claim of a job that holds it is taken away, with all its locks; the job runs again a session TTL later, uncharged.
 
     FAILED_PRECONDITION: LOCK_LOST (no entry has this token), EPOCH_REGRESSED.
     """
@@ -253,6 +255,7 @@ class LockServiceServicer(metaclass=abc.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[leasekeeper.v1.lock_service_pb2.RevokeLockResponse, collections.abc.Awaitable[leasekeeper.v1.lock_service_pb2.RevokeLockResponse]]:
         """Takes a lock from its owner, or an entry out of the line. The next may own it at once; who held it learns at its next beat.
+        The claim of a job that holds it is taken away, with all its locks; the job runs again a session TTL later, uncharged.
 
         FAILED_PRECONDITION: LOCK_LOST (no entry has this token), EPOCH_REGRESSED.
         """

@@ -153,7 +153,8 @@ class WorkerServiceServicer(object):
 
         NOT_FOUND: JOB_NOT_FOUND, SESSION_NOT_FOUND. FAILED_PRECONDITION: JOB_TERMINAL, NOT_CLAIMABLE (not due yet), SESSION_FULL,
         CIRCUIT_OPEN (RetryInfo; at once, also where the call would wait).
-        ABORTED: CLAIM_HELD (metadata: holder, token; RetryInfo).
+        ABORTED: CLAIM_HELD (metadata: holder, token; RetryInfo), LOCK_HELD (a lock that the job names; metadata: name, holder, token;
+        RetryInfo). FAILED_PRECONDITION: PERMITS_MISMATCH (a semaphore that it names; metadata: name, asked, current).
         RESOURCE_EXHAUSTED: RELOCK_THROTTLED (metadata: job_id, limit_of "session" or "job"; RetryInfo; only without `wait`, or where the
         wait was over before anybody could look).
         """

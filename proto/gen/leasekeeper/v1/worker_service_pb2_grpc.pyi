@@ -74,7 +74,8 @@ class WorkerServiceStub:
 
     NOT_FOUND: JOB_NOT_FOUND, SESSION_NOT_FOUND. FAILED_PRECONDITION: JOB_TERMINAL, NOT_CLAIMABLE (not due yet), SESSION_FULL,
     CIRCUIT_OPEN (RetryInfo; at once, also where the call would wait).
-    ABORTED: CLAIM_HELD (metadata: holder, token; RetryInfo).
+    ABORTED: CLAIM_HELD (metadata: holder, token; RetryInfo), LOCK_HELD (a lock that the job names; metadata: name, holder, token;
+    RetryInfo). FAILED_PRECONDITION: PERMITS_MISMATCH (a semaphore that it names; metadata: name, asked, current).
     RESOURCE_EXHAUSTED: RELOCK_THROTTLED (metadata: job_id, limit_of "session" or "job"; RetryInfo; only without `wait`, or where the
     wait was over before anybody could look).
     """
@@ -196,7 +197,8 @@ class WorkerServiceAsyncStub:
 
     NOT_FOUND: JOB_NOT_FOUND, SESSION_NOT_FOUND. FAILED_PRECONDITION: JOB_TERMINAL, NOT_CLAIMABLE (not due yet), SESSION_FULL,
     CIRCUIT_OPEN (RetryInfo; at once, also where the call would wait).
-    ABORTED: CLAIM_HELD (metadata: holder, token; RetryInfo).
+    ABORTED: CLAIM_HELD (metadata: holder, token; RetryInfo), LOCK_HELD (a lock that the job names; metadata: name, holder, token;
+    RetryInfo). FAILED_PRECONDITION: PERMITS_MISMATCH (a semaphore that it names; metadata: name, asked, current).
     RESOURCE_EXHAUSTED: RELOCK_THROTTLED (metadata: job_id, limit_of "session" or "job"; RetryInfo; only without `wait`, or where the
     wait was over before anybody could look).
     """
@@ -328,7 +330,8 @@ class WorkerServiceServicer(metaclass=abc.ABCMeta):
 
         NOT_FOUND: JOB_NOT_FOUND, SESSION_NOT_FOUND. FAILED_PRECONDITION: JOB_TERMINAL, NOT_CLAIMABLE (not due yet), SESSION_FULL,
         CIRCUIT_OPEN (RetryInfo; at once, also where the call would wait).
-        ABORTED: CLAIM_HELD (metadata: holder, token; RetryInfo).
+        ABORTED: CLAIM_HELD (metadata: holder, token; RetryInfo), LOCK_HELD (a lock that the job names; metadata: name, holder, token;
+        RetryInfo). FAILED_PRECONDITION: PERMITS_MISMATCH (a semaphore that it names; metadata: name, asked, current).
         RESOURCE_EXHAUSTED: RELOCK_THROTTLED (metadata: job_id, limit_of "session" or "job"; RetryInfo; only without `wait`, or where the
         wait was over before anybody could look).
         """
