@@ -84,7 +84,7 @@ class StreamConfig:
     """
 
     opening: float = 5.0
-    quiet: float = 4.0
+    quiet: float = 6.0
     answer: float = 3.0
     tick: float = 0.5
     finish: float = 0.8
@@ -453,8 +453,10 @@ class StreamLink:
                 stream.wake.set()
 
     async def _watch_session(self, stream: _Open) -> None:
-        """Return when the session is over: the next stream is for the next one."""
-        while self._holder.current() == stream.generation:
+        """Return when the next stream is to be another: for the next session, or with lanes again."""
+        while self._holder.current() == stream.generation and (
+            stream.lanes or self._holder.stopping.is_set()
+        ):
             await self._seams.sleep(self._config.tick / 2)
 
     async def _finish(self, stream: _Open, reading: asyncio.Task[None]) -> None:
