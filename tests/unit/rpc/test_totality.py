@@ -11,13 +11,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.core.job import FAILED
+from coordinator.core.queue_settings import QueueState, contradictions
 from coordinator.core.retry import delay_ms
 from coordinator.errors import Reason, RequestError
+from coordinator.etcd.queue_store import decode_queue, encode_queue
 from coordinator.rpc import convert, validation, worker_convert, worker_validation
 from coordinator.rpc.limits import CallLimits
+from coordinator.rpc.queue_convert import queue_settings
+from coordinator.rpc.queue_validation import check_update_queue
 from coordinator.rpc.status import to_status
 from coordinator.services.digests import job_digest, settlement_digest
 from leasekeeper.v1 import job_service_pb2 as j
+from leasekeeper.v1 import queue_service_pb2 as q
 from leasekeeper.v1 import types_pb2 as t
 from leasekeeper.v1 import worker_service_pb2 as w
 
@@ -159,6 +164,24 @@ def test_any_other_request(request: Any) -> None:
             convert.progress_of(request.progress)
     except RequestError as error:
         told(error)
+
+
+@settings(max_examples=300, deadline=None)
+@given(messages(q.UpdateQueueRequest))
+def test_any_settings_of_a_queue(request: q.UpdateQueueRequest) -> None:
+    try:
+        check_update_queue(request)
+    except RequestError as error:
+        told(error)
+        return
+    wanted = queue_settings(request.settings)
+    state = QueueState(settings=wanted)
+    assert decode_queue(encode_queue(state)) == state
+    assert contradictions(wanted) == ()
+    assert list(wanted.target_wait_ms) == sorted(wanted.target_wait_ms)
+    assert len(wanted.target_wait_ms) in (0, 5)
+    if wanted.retry is not None:
+        assert 1 <= delay_ms(wanted.retry, 1_000, 0.999) <= 30 * 24 * 3_600_000
 
 
 @given(st.text(max_size=700), st.integers(0, 600))

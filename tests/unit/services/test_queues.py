@@ -6,18 +6,23 @@ import asyncio
 
 import pytest
 
+from coordinator.core.commands import Submit, Update
+from coordinator.core.job import Terms
+from coordinator.core.machine import Decision, decide
 from coordinator.core.queue_settings import QueueSettings, QueueState
 from coordinator.core.rank import TARGET_WAIT_MS
 from coordinator.core.retry import RetryPolicy
 from coordinator.errors import NotApplied, OutcomeUnknown, Reason, RequestError
 from coordinator.ports import StoredQueue
+from coordinator.services.api import NewJob
 from coordinator.services.queues import Queues
-from tests.support.builders import FAR
+from tests.support.builders import FAR, a_new_job
 from tests.support.memory_queues import MemoryQueues
 from tests.unit.services.circuit_bench import T, bench, opened
 from tests.unit.services.workbench import NS, Coordinator, ids, polling
 
 Q = (NS, "q")
+SPANS = ("queue_timeout_ms", "run_timeout_ms", "total_timeout_ms", "heartbeat_timeout_ms")
 SETTINGS = QueueSettings(run_timeout_ms=5_000)
 
 
@@ -188,6 +193,49 @@ async def test_a_list_replaces_what_was_known_and_a_deleted_record_is_the_defaul
     await c.queues.relist(NS, c.etcd.revision)
     assert c.queues.paused == {}
     assert c.queues.settings(*Q) is None
+
+
+def terms_of(job: NewJob, settings: QueueSettings | None) -> Terms:
+    return job.terms(submit_ms=1, counter=0, digest=b"d", request_digest=b"", settings=settings)
+
+
+def test_a_job_takes_from_its_queue_what_it_leaves_out_and_nothing_else() -> None:
+    settings = QueueSettings(
+        target_wait_ms=(1, 2, 3, 4, 5),
+        retry=RetryPolicy(max_retries=1),
+        queue_timeout_ms=10,
+        run_timeout_ms=20,
+        total_timeout_ms=30,
+        heartbeat_timeout_ms=5,
+    )
+    left_out = terms_of(a_new_job(own_retry=False), settings)
+    for name in ("target_wait_ms", "retry", *SPANS):
+        assert getattr(left_out, name) == getattr(settings, name)
+    said = a_new_job(retry=RetryPolicy(max_retries=7), **dict.fromkeys(SPANS, 99))
+    own = terms_of(said, settings)
+    assert own.retry.max_retries == 7
+    assert {getattr(own, name) for name in SPANS} == {99}
+    assert own.target_wait_ms == (1, 2, 3, 4, 5)
+    assert left_out.digest == own.digest == b"d"
+    assert terms_of(said, None) == terms_of(said, QueueSettings())
+
+
+def test_the_rank_of_a_job_goes_by_the_target_waits_of_its_queue_also_after_an_update() -> None:
+    waits = (10, 20, 30, 40, 50_000)
+    command = Submit(
+        namespace=NS,
+        job_id="j",
+        terms=terms_of(a_new_job(priority=1), QueueSettings(target_wait_ms=waits)),
+        run_at_ms=0,
+    )
+    submitted = decide(None, None, command, 1_000)
+    assert isinstance(submitted, Decision)
+    assert submitted.job is not None
+    assert submitted.job.rank.ms == 1_010
+    updated = decide(submitted.job, None, Update(priority=5), 2_000)
+    assert isinstance(updated, Decision)
+    assert updated.job is not None
+    assert updated.job.rank.ms == 51_000
 
 
 def test_target_waits_of_a_queue_default_to_those_of_the_service() -> None:
