@@ -4,12 +4,15 @@
 its end while all writes wait (300,000 keys: 28 ms). Keys with a shard or a time in them are split by that.
 Others begin with users' text, so the walk learns how long a prefix of the present key has about a page of
 keys, and reads only up to the end of that prefix: longer where a page was too small for what lay there,
-shorter where little did.
+shorter where little did. That is found out by a few ranges that are too wide. So each walk marks where its
+pages ended, and the next one reads no further than to the next mark: then only what has come since can be
+too much.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from coordinator.etcd.client import EtcdClient
@@ -20,7 +23,7 @@ from coordinator.ports import Clock
 if TYPE_CHECKING:
     from leasekeeper.internal.etcd.v1.kv_pb2 import KeyValue
 
-__all__ = ["PAGE", "TightWalk"]
+__all__ = ["PAGE", "TightWalk", "WalkHint"]
 
 PAGE: Final = 500
 """Keys of one page: a few hundred KiB, a few milliseconds of etcd."""
@@ -32,6 +35,14 @@ _MANY_CHARACTERS: Final = 16
 """A prefix shorter by one character has at most about so many times the keys."""
 
 
+@dataclass(slots=True)
+class WalkHint:
+    """What a walk leaves to the next one over the same span: ``marks``, in order, with about a page of keys
+    between them."""
+
+    marks: Sequence[bytes] = ()
+
+
 class TightWalk:
     """A walk over ``span``, in order; what changes meanwhile is seen or not.
 
@@ -41,12 +52,21 @@ class TightWalk:
         clock: the time that deadlines are measured in.
         keys_only: leave the values.
         page: keys of one page.
+        hint: of an earlier walk over the span; it is renewed at the end of this one.
 
-    ``covered`` is how many keys each range covered, read or not; the first cannot know how far to go.
+    ``covered`` is how many keys each range covered, read or not; without marks the first cannot know how far to
+    go.
     """
 
     def __init__(
-        self, client: EtcdClient, span: KeyRange, *, clock: Clock, keys_only: bool, page: int = PAGE
+        self,
+        client: EtcdClient,
+        span: KeyRange,
+        *,
+        clock: Clock,
+        keys_only: bool,
+        page: int = PAGE,
+        hint: WalkHint | None = None,
     ) -> None:
         self._client = client
         self._clock = clock
@@ -55,6 +75,11 @@ class TightWalk:
         self._at = span.start
         self._end = span.end
         self._root = len(span.start)
+        self._hint = hint or WalkHint()
+        self._marks = self._hint.marks
+        self._next_mark = 0
+        self._new_marks: list[bytes] = []
+        self._unmarked = 0
         self._depth = 0
         self.covered: list[int] = []
 
@@ -65,6 +90,7 @@ class TightWalk:
             EtcdUnavailable: no answer; the same page may be asked for again.
         """
         if self._at >= self._end:
+            self._hint.marks = self._new_marks
             return None
         end = self._stop()
         reply = await self._client.range(
@@ -76,6 +102,10 @@ class TightWalk:
         )
         self.covered.append(reply.count)
         kvs = reply.kvs
+        self._unmarked += len(kvs)
+        if kvs and self._unmarked * 2 >= self._page:
+            self._new_marks.append(kvs[-1].key + b"\0")
+            self._unmarked = 0
         if reply.more and kvs:
             self._at = kvs[-1].key + b"\0"
             if reply.count > self._page * _TOO_MANY:
@@ -87,12 +117,15 @@ class TightWalk:
         return kvs
 
     def _stop(self) -> bytes:
-        """The end of the prefix that the present key has at the depth found so far."""
+        """The end of the prefix that the present key has at the depth found so far, or the next mark."""
+        while self._next_mark < len(self._marks) and self._marks[self._next_mark] <= self._at:
+            self._next_mark += 1
+        end = self._marks[self._next_mark] if self._next_mark < len(self._marks) else self._end
         depth = min(self._depth, len(self._at))
         if depth <= self._root:
-            return self._end
+            return end
         prefix = self._at[:depth]
-        return min(self._end, prefix[:-1] + bytes((min(prefix[-1] + 1, 0xFF),)))
+        return min(end, prefix[:-1] + bytes((min(prefix[-1] + 1, 0xFF),)))
 
 
 def _shared(one: bytes, other: bytes) -> int:

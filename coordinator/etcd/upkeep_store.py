@@ -17,7 +17,7 @@ from coordinator.errors import CodecError, KeyFormatError, NotApplied
 from coordinator.etcd import wire
 from coordinator.etcd.client import EtcdClient
 from coordinator.etcd.codec import decode_due, decode_unique
-from coordinator.etcd.key_walk import TightWalk
+from coordinator.etcd.key_walk import TightWalk, WalkHint
 from coordinator.etcd.keys import KeySpace, NamespaceKeys
 from coordinator.etcd.lock_codec import entry_of
 from coordinator.etcd.present import EtcdPresent
@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 __all__ = ["EtcdUpkeep"]
 
 _WITH_VALUE: Final = frozenset({Slot.CLAIM, Slot.UNIQUE, Slot.DUE})
+_HINTS: Final = 2_000
+"""Spans whose last walk is remembered."""
+
 _GETS: Final = 120
 """Keys of one read, below etcd's ``--max-txn-ops``."""
 
@@ -72,6 +75,12 @@ class EtcdUpkeep:
         self._set_aside = set_aside
         self._clock = clock
         self._leads = leads
+        self._hints: dict[tuple[str, str], WalkHint] = {}
+
+    def _hint(self, namespace: str, kind: str) -> WalkHint:
+        if len(self._hints) > _HINTS:
+            self._hints.clear()
+        return self._hints.setdefault((namespace, kind), WalkHint())
 
     # --- walks --------------------------------------------------------------------------------------
 
@@ -79,7 +88,11 @@ class EtcdUpkeep:
         """See ``ports.upkeep.Upkeep``."""
         keys = self._space.namespace(namespace)
         walk = TightWalk(
-            self._client, keys.all_of(slot), clock=self._clock, keys_only=slot not in _WITH_VALUE
+            self._client,
+            keys.all_of(slot),
+            clock=self._clock,
+            keys_only=slot not in _WITH_VALUE,
+            hint=self._hint(namespace, slot.value),
         )
 
         def seen(kv: KeyValue) -> KeySeen | None:
@@ -94,7 +107,13 @@ class EtcdUpkeep:
     def walk_locks(self, namespace: str) -> _LockWalk:
         """See ``ports.upkeep.Upkeep``."""
         keys = self._space.namespace(namespace)
-        walk = TightWalk(self._client, keys.all_locks(), clock=self._clock, keys_only=True)
+        walk = TightWalk(
+            self._client,
+            keys.all_locks(),
+            clock=self._clock,
+            keys_only=True,
+            hint=self._hint(namespace, "lock"),
+        )
 
         async def seen(kvs: Sequence[KeyValue], deadline: float) -> list[LockSeen]:
             return await self._locks(keys, kvs, deadline)

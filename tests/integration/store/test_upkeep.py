@@ -14,7 +14,7 @@ from coordinator.core.job import JobState
 from coordinator.core.machine import Decision, Guard, decide
 from coordinator.core.upkeep import KeySeen, lacks, repair_writes
 from coordinator.errors import NotApplied
-from coordinator.etcd.key_walk import TightWalk
+from coordinator.etcd.key_walk import TightWalk, WalkHint
 from coordinator.etcd.keys import KeyRange
 from coordinator.ports import Operation, Stored
 from coordinator.services.commits import operation_of
@@ -75,6 +75,42 @@ async def test_a_walk_meets_every_key_once_in_ranges_that_end_tightly(
         assert len(walk.covered) < 2_000
     assert found == keys
     assert sum(walk.covered) < times * len(keys)
+
+
+async def a_walk(harness: Harness, span: KeyRange, hint: WalkHint) -> tuple[list[bytes], list[int]]:
+    walk = TightWalk(harness.store.client, span, clock=harness.clock, keys_only=True, page=50, hint=hint)
+    found: list[bytes] = []
+    while (page := await walk.page(deadline=harness.deadline())) is not None:
+        found += [kv.key for kv in page]
+    return found, walk.covered
+
+
+@pytest.mark.parametrize("key", [scattered, counted, clustered])
+async def test_only_the_first_walk_has_a_range_over_everything(
+    harness: Harness, key: Callable[[int], bytes]
+) -> None:
+    """Later ones go from mark to mark, and find what has come before, between and behind them as well."""
+    prefix = f"/test-walk/{harness.namespace}/".encode()
+    keys = sorted({prefix + key(number) for number in range(6_000)})
+    await put_many(harness, keys)
+    span, hint = KeyRange(prefix, prefix[:-1] + b"0"), WalkHint()
+    found, covered = await a_walk(harness, span, hint)
+    assert (found, covered[0]) == (keys, len(keys))
+    for _ in range(3):
+        found, covered = await a_walk(harness, span, hint)
+        assert found == keys
+        assert max(covered) <= 100, "two pages"
+        assert len(covered) < 3 * len(keys) / 50
+    new = [prefix + b"%b%03d" % (where, number) for where in (b"!", b"job-1", b"~") for number in range(120)]
+    await put_many(harness, new)
+    found, covered = await a_walk(harness, span, hint)
+    assert found == sorted(keys + new)
+    assert max(covered) <= 100 + len(new)
+    await harness.store.client.delete_range(span.start, span.end, timeout=5)
+    for _ in range(2):
+        found, covered = await a_walk(harness, span, hint)
+        assert (found, sum(covered)) == ([], 0)
+    assert len(covered) == 1
 
 
 async def test_what_lies_beside_a_record_is_read_at_one_revision(harness: Harness) -> None:
