@@ -54,8 +54,8 @@ class TightWalk:
         page: keys of one page.
         hint: of an earlier walk over the span; it is renewed at the end of this one.
 
-    ``covered`` is how many keys each range covered, read or not; without marks the first cannot know how far to
-    go.
+    ``covered`` is how many keys each range covered, read or not; without marks the first cannot know how far
+    to go.
     """
 
     def __init__(
