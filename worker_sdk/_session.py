@@ -85,7 +85,7 @@ class SessionListener(Protocol):
         """A beat, or the clock, has changed what is known of some claims."""
 
     def commanded(self, command: Command) -> None:
-        """The coordinator wants the worker to stop claiming, or to end."""
+        """The coordinator wants the worker to stop claiming, to end, or neither; told with each beat."""
 
     def session_failed(self, error: Exception) -> None:
         """No session can be opened, or the thread has failed; the worker must end."""
@@ -309,8 +309,8 @@ class Session(Generic[H]):
             effects = self._book.confirm(generation, [claim for claim, _ in listed], answer, sent=sent)
             if effects:
                 self._post(self._listener.beat_answered, effects)
-            if answer.command is not Command.NONE:
-                self._post(self._listener.commanded, answer.command)
+            # NONE as well: it takes an earlier QUIET back.
+            self._post(self._listener.commanded, answer.command)
         return True
 
     def _tell_failure(self, plan: BeatPlan, error: LeasekeeperError | None) -> None:

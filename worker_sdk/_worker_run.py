@@ -79,6 +79,7 @@ class WorkerRun:
         self._stopping = asyncio.Event()
         self._now = asyncio.Event()
         self._claim_no_more = asyncio.Event()
+        self._lifted = asyncio.Event()
         self._session_open = asyncio.Event()
         self._current = (0, "")
         self._error: Exception | None = None
@@ -168,16 +169,16 @@ class WorkerRun:
         try:
             async with asyncio.TaskGroup() as group:
                 settling = group.create_task(self._settler.run())
-                claiming = [group.create_task(self._guard(self._feed.run()))]
+                claiming = group.create_task(self._claim())
                 if self._link is not None:
                     group.create_task(self._guard(self._link.run()))
                 try:
                     await self._stopping.wait()
                 except asyncio.CancelledError:
                     self.stop(now=True)
-                    await self._shut_down(claiming)
+                    await self._shut_down([claiming])
                     raise
-                await self._shut_down(claiming)
+                await self._shut_down([claiming])
                 self._settler.stop()
                 if self._link is not None:
                     self._link.close()
@@ -193,6 +194,22 @@ class WorkerRun:
             signals.__exit__(None, None, None)
         if self._error is not None:
             raise self._error
+
+    async def _claim(self) -> None:
+        """Claim until the worker stops; while it is told to be quiet, wait."""
+        while not self._stopping.is_set():
+            await self._guard(self._feed.run())
+            lifted = asyncio.create_task(self._lifted.wait())
+            stopping = asyncio.create_task(self._stopping.wait())
+            try:
+                await asyncio.wait({lifted, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                lifted.cancel()
+                stopping.cancel()
+            if self._stopping.is_set():
+                return
+            self._lifted.clear()
+            self._claim_no_more.clear()
 
     @property
     def _close_timeout(self) -> float:
@@ -363,9 +380,18 @@ class WorkerRun:
         self._runner.stop(effects.cancelled, StopReason.CANCELLED)
 
     def commanded(self, command: Command) -> None:
-        """Obey the coordinator."""
-        if self._stopping.is_set() or (command is Command.QUIET and self._claim_no_more.is_set()):
+        """Obey the coordinator; NONE takes an earlier QUIET back."""
+        if self._stopping.is_set():
             return
+        if command is Command.NONE:
+            if self._claim_no_more.is_set() and not self._lifted.is_set():
+                _log.info("the coordinator no longer wants it to be quiet")
+                self._lifted.set()
+            return
+        if command is Command.QUIET:
+            self._lifted.clear()
+            if self._claim_no_more.is_set():
+                return
         _log.info("the coordinator says %s", command.name)
         if command is Command.TERMINATE:
             self.stop()

@@ -329,6 +329,26 @@ async def test_quiet_stops_claiming_and_terminate_ends(server: FakeCoordinator) 
     await ended(run, 5)
 
 
+async def test_a_worker_whose_quiet_is_taken_back_claims_again(server: FakeCoordinator) -> None:
+    server.interval = 0.03
+    worker = make(server)
+    worker.handler("t")(lambda ctx: None)
+    run = asyncio.create_task(worker.run())
+    await worker.ready()
+    for n in range(3):
+        server.command = pb.WORKER_COMMAND_QUIET
+        await eventually(lambda: worker.health().stopping)
+        server.add(f"j{n}")
+        beats = len(server.calls["Heartbeat"])
+        await eventually(lambda beats=beats: len(server.calls["Heartbeat"]) > beats + 3)
+        assert server.how(f"j{n}") in ([], ["release"])
+        server.command = pb.WORKER_COMMAND_UNSPECIFIED
+        await eventually(lambda n=n: server.how(f"j{n}")[-1:] == ["complete"])
+        assert not worker.health().stopping
+    server.command = pb.WORKER_COMMAND_TERMINATE
+    await ended(run, 5)
+
+
 async def test_nothing_is_left_behind(server: FakeCoordinator, working: Working) -> None:
     worker = make(server, slots=8)
     worker.handler("t")(lambda ctx: None)
