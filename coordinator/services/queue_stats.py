@@ -119,8 +119,8 @@ class QueueStats:
         for pair, window in self._index.windows().items():
             if pair[:2] != (namespace, queue):
                 continue
-            all_at_hand = all_at_hand and window.horizon is None
-            for entry in window.peek(len(window)):
+            all_at_hand = all_at_hand and window.all_at_hand
+            for entry in window.at_hand():
                 job = entry.stored.job
                 counts[job.terms.priority] += 1
                 age = max(0, now_ms - job.ready_ms)

@@ -136,6 +136,15 @@ class Window:
             del self._taken[key]
         return taken is not None
 
+    def at_hand(self) -> list[Entry]:
+        """All that wait and are known here, those that wait for a lock too, in no order."""
+        return [*self._entries.values(), *(entry for _, entry in self.parked.items())]
+
+    @property
+    def all_at_hand(self) -> bool:
+        """Whether nothing is left to the store."""
+        return self.horizon is None and self.parked.passed is None
+
     def peek(self, limit: int) -> list[Entry]:
         """The first ``limit`` entries, in rank order, untaken."""
         entries = self._entries

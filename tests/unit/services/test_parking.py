@@ -259,3 +259,11 @@ async def test_a_look_back_that_breaks_off_forgets_nobody(bench: Bench) -> None:
     bench.ready.list_ready = answers  # type: ignore[method-assign]
     await bench.clock.advance(10.0)
     assert await bench.parking.run_once() == 20
+
+
+async def test_parked_jobs_are_at_hand_and_passed_ones_are_not(bench: Bench) -> None:
+    await _passed(bench, 10)
+    assert (len(bench.line.at_hand()), bench.line.all_at_hand) == (10, True)
+    bench.put("one more", 50, "l")
+    assert bench.firsts() == []
+    assert (len(bench.line.at_hand()), bench.line.all_at_hand) == (10, False)
