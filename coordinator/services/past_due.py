@@ -25,11 +25,13 @@ class Line(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PastDueConfig:
-    """``interval``: seconds between looks. ``looked_at``: jobs of one line that a look goes through at most.
+    """``interval``: seconds between looks. ``looked_at``: jobs of one line that a look goes through at most;
+    ``budget``: of all lines, some milliseconds' worth; the next look goes on with the next line.
     ``remembered``: jobs that are not told of again."""
 
     interval: float = 1.0
     looked_at: int = 2_000
+    budget: int = 10_000
     remembered: int = 20_000
 
 
@@ -58,22 +60,35 @@ class PastDue:
         self._clock = clock
         self._config = config or PastDueConfig()
         self._told: OrderedDict[tuple[str, str, int], None] = OrderedDict()
-        self.waiting = 0
-        """Late jobs that the last look saw waiting, whosever they are to tell of."""
+        self._late: dict[Pair, int] = {}
+        self._next = 0  # the place of the line at which the next look begins
+
+    @property
+    def waiting(self) -> int:
+        """Late jobs that were seen waiting, whosever they are to tell of."""
+        return sum(self._late.values())
 
     def look_once(self) -> int:
-        """Go through the heads of all lines; answers how many jobs were told of."""
-        now_ms = self._clock.now_ms()
-        told = waiting = 0
-        for pair, line in self._lines().items():
+        """Go through the heads of lines, as far as the budget goes; answers how many jobs were told of."""
+        now_ms, budget = self._clock.now_ms(), self._config.budget
+        lines = list(self._lines().items())
+        told = 0
+        for _ in range(len(lines)):
+            self._next %= len(lines)
+            pair, line = lines[self._next]
+            self._next += 1
+            late = 0
             for entry in line.peek(self._config.looked_at):
                 job = entry.stored.job
                 if job.rank.ms > now_ms:
                     break
+                budget -= 1
                 if is_past_due(job, now_ms):
-                    waiting += 1
+                    late += 1
                     told += self._tell(pair, entry, now_ms)
-        self.waiting = waiting
+            self._late[pair] = late
+            if budget <= 0:
+                break
         return told
 
     def _tell(self, pair: Pair, entry: Entry, now_ms: int) -> int:

@@ -9,8 +9,10 @@ import pytest
 from coordinator.core.due_time import is_past_due
 from coordinator.core.job import Attempt, Job, JobState
 from coordinator.core.notice import NoticeKind
+from coordinator.ports import Stored
 from coordinator.services.api import JobFilter
-from coordinator.services.past_due import PastDue
+from coordinator.services.past_due import PastDue, PastDueConfig
+from coordinator.services.window import Entry
 from tests.support.builders import a_job
 from tests.unit.services.workbench import Coordinator, bench_with
 
@@ -20,6 +22,7 @@ def begun(at_ms: int) -> tuple[Attempt, ...]:
 
 
 JOB = a_job("j", due_ms=10_000)
+STORED = Stored(JOB, 1)
 
 
 @pytest.mark.parametrize(
@@ -70,6 +73,29 @@ async def test_another_coordinators_job_is_counted_and_not_told_of() -> None:
     await c.clock.advance(1)
     look = finder(c, ours=False)
     assert (look.look_once(), look.waiting) == (0, 1)
+
+
+async def test_a_look_ends_with_its_budget_and_the_next_one_goes_on_from_there() -> None:
+    c = await bench_with()
+    await c.clock.advance(60)  # beyond the rank that its submit time gives it
+    entries = [Entry(replace(STORED, job=replace(JOB, job_id=f"j{n}")), None, 0.0) for n in range(4)]
+    looked: list[str] = []
+
+    class Line:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def peek(self, limit: int) -> list[Entry]:
+            looked.append(self.name)
+            return entries[:limit]
+
+    lines = {("n", "q", name): Line(name) for name in "abc"}
+    config = PastDueConfig(looked_at=2, budget=3)
+    look = PastDue(lambda: lines, lambda job_id: True, c.notices, c.clock, config)
+    look.look_once()
+    assert (looked, look.waiting) == (["a", "b"], 4)
+    look.look_once()
+    assert (looked, look.waiting) == (["a", "b", "c", "a"], 6)
 
 
 async def test_a_backlog_that_is_not_late_is_not_gone_through() -> None:
