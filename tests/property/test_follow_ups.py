@@ -7,7 +7,7 @@ judges what stands in the store by the promise alone: all of a completion or not
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pytest
@@ -20,7 +20,7 @@ from coordinator.core.invariants import check_job, check_keys
 from coordinator.core.job import Job, JobState
 from coordinator.core.machine import Guard
 from coordinator.errors import Reason, RequestError
-from coordinator.ports import Operation
+from coordinator.ports import JobStore, Operation
 from coordinator.services import commits, follow_ups, settlement
 from coordinator.services.api import NewJob, Settle, Settled
 from coordinator.services.digests import job_digest
@@ -260,8 +260,22 @@ def _one_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(follow_ups.FollowUps, "operations", wrong)
 
 
+def _committed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = commits.commit_each
+
+    async def wrong(store: JobStore, operations: Sequence[Operation]) -> object:
+        await right(store, [child for operation in operations for child in operation.also])
+        for operation in operations:
+            operation.also, operation.guards_also = (), False
+        return await right(store, operations)
+
+    monkeypatch.setattr(settlement, "commit_each", wrong)
+
+
 @pytest.mark.parametrize(
-    "bug", [_unguarded, _without_lanes, _one_left_out], ids=lambda bug: bug.__name__.strip("_")
+    "bug",
+    [_unguarded, _without_lanes, _one_left_out, _committed_apart],
+    ids=lambda bug: bug.__name__.strip("_"),
 )
 def test_a_planted_bug_is_found(
     bug: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
