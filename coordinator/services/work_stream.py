@@ -59,7 +59,7 @@ class WorkStreamConfig:
         max_streams: under way at once.
         batch: jobs of one claim.
         batch_bytes: bytes of one claim.
-        loops: claims of one lane under way at most, one for each ``jobs_per_loop`` of its first credit.
+        loops: claims of one lane under way at most, one for each ``jobs_per_loop`` of credit at hand.
         jobs_per_loop: see ``loops``.
         unwritten: claims that may wait to be written; with more, the lanes wait for the writer.
         wait_s: how long a lane stands in line before it asks anew.
@@ -91,7 +91,7 @@ class _Lane:
     queues: tuple[tuple[str, str], ...]
     credit: Credit
     more: asyncio.Event
-    loops: int
+    loops: int = 0
     number: int = 0
 
 
@@ -127,19 +127,24 @@ class WorkStream:
         self._give_back = give_back
         self._lanes: list[_Lane] = []
         self._tasks: list[asyncio.Task[None]] = []
+        self._ending = False
         for index, lane in enumerate(opening.lanes):
             credit = Credit(f"lanes[{index}].credit")
             credit.add(lane.jobs, lane.bytes)
-            loops = max(1, min(config.loops, lane.jobs // config.jobs_per_loop))
-            self._lanes.append(_Lane(lane.queues, credit, asyncio.Event(), loops))
+            self._lanes.append(_Lane(lane.queues, credit, asyncio.Event()))
 
     def start(self) -> None:
         """Begin to claim."""
-        self._tasks = [
-            asyncio.create_task(self._guarded(lane), name=f"work lane of {self.session_id}")
-            for lane in self._lanes
-            for _ in range(lane.loops)
-        ]
+        for lane in self._lanes:
+            self._staff(lane)
+
+    def _staff(self, lane: _Lane) -> None:
+        """As many loops as its credit gives work to; none is taken away."""
+        wanted = max(1, min(self._config.loops, lane.credit.jobs // self._config.jobs_per_loop))
+        for _ in range(wanted - lane.loops):
+            lane.loops += 1
+            task = asyncio.create_task(self._guarded(lane), name=f"work lane of {self.session_id}")
+            self._tasks.append(task)
 
     def add_credit(self, lane: int, jobs: int, size: int) -> None:
         """Leave for more.
@@ -154,8 +159,11 @@ class WorkStream:
                 f"credit.lane: {text}",
                 fields=(FieldViolation("credit.lane", text),),
             )
-        self._lanes[lane].credit.add(jobs, size)
-        self._lanes[lane].more.set()
+        one = self._lanes[lane]
+        one.credit.add(jobs, size)
+        one.more.set()
+        if not self.outbox.ended and not self._ending:
+            self._staff(one)
 
     def end(self, error: Exception | None = None) -> None:
         """Claim no more, and end: with ``error``, or as its caller wished."""
@@ -165,6 +173,7 @@ class WorkStream:
 
     async def stop_claiming(self) -> None:
         """Claim no more, and give back what was not handed to the transport; what else waits is written."""
+        self._ending = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

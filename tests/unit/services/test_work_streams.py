@@ -315,6 +315,18 @@ async def test_a_claim_of_unknown_outcome_is_repeated_as_a_repeat_of_the_same_re
     assert first != later
 
 
+async def test_a_lane_that_began_without_credit_gets_its_claim_loops_with_it() -> None:
+    coordinator = await bench_with()
+    claims = Failing()
+    async with streams_of(coordinator, claims, loops=3, jobs_per_loop=50).open(NS, opening(jobs=0)) as stream:
+        await settled()
+        assert [] == claims.asked
+        stream.add_credit(0, 400, 0)
+        await settled()
+
+    assert [100, 100, 100] == [query.max_jobs for query in claims.asked]
+
+
 @pytest.mark.parametrize("reason", [Reason.SESSION_NOT_FOUND, Reason.SESSION_FULL, Reason.EPOCH_REGRESSED])
 async def test_what_no_other_try_mends_ends_the_stream_with_its_reason(reason: Reason) -> None:
     coordinator = await bench_with()
