@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import statistics
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
@@ -125,6 +127,21 @@ async def test_one_opens_and_the_others_hold_as_their_watch_tells(start: Start) 
         assert second.circuits.refusal(second.pair).metadata["circuit"] == "OPEN"
         await eventually(lambda: bool(first.notices.of(NoticeKind.CIRCUIT)))
         assert second.notices.of(NoticeKind.CIRCUIT) == []
+
+
+async def test_an_open_circuit_holds_elsewhere_within_a_tenth_of_a_second(start: Start) -> None:
+    """The median of ten, for the machine may be busy with other things at any one of them."""
+    spans = []
+    async with start() as first, start() as second:
+        both = (first, second)
+        for number in range(10):
+            await first.fails(*(f"{number}-{failure}" for failure in range(4)))
+            began = time.monotonic()
+            await eventually(lambda: first.pair in second.circuits.barred, interval=0.001)
+            spans.append(time.monotonic() - began)
+            await first.circuits.reset(first.pair, FAR)
+            await eventually(lambda: all(first.pair not in side.circuits.barred for side in both))
+    assert statistics.median(spans) < 0.1, spans
 
 
 async def test_each_counts_what_it_saw_and_either_opens(start: Start) -> None:
