@@ -164,16 +164,19 @@ class ClaimById:
             raise Refused(
                 "NOT_CLAIMABLE", "its time in the queue is over", metadata={"job_id": request.job_id}
             )
-        queue = record.job.terms.queue
-        if (place[0], queue) in self._stage.paused:
-            raise Refused("QUEUE_PAUSED", f"queue {queue} is paused", metadata={"queue": queue})
+        session = self._world.sessions.get((place[0], request.session_id))
+        if session is not None:
+            room_of(session)
         bar = self._world.bar(record.job)
         if bar is not None:
             raise self._barred(bar)
-        session = self._world.sessions.get((place[0], request.session_id))
+        queue = record.job.terms.queue
+        paused = self._stage.paused.get((place[0], queue))
+        if paused is not None:
+            metadata = {"queue": queue, "reason": paused}
+            raise Refused("QUEUE_PAUSED", f"queue {queue} is paused", metadata=metadata)
         if session is None:
             raise session_gone(request.session_id)
-        room_of(session)
         self._world.claim(record, claim, self._world.next_revision())
         return pb.ClaimJobResponse(claim=messages.claim_message(record))
 

@@ -33,7 +33,7 @@ class Stage:
     Attributes:
         changed: the lock around ``world``, and the bell that rings with each change.
         cut_off: calls do not come through.
-        paused: queues that hand out nothing, as (namespace, queue).
+        paused: queues that hand out nothing, as (namespace, queue), and why.
     """
 
     def __init__(self, world: World) -> None:
@@ -41,7 +41,7 @@ class Stage:
         self.changed = threading.Condition()
         self.cut_off = False
         self.stopped = False
-        self.paused: set[tuple[str, str]] = set()
+        self.paused: dict[tuple[str, str], str] = {}
 
     def check(self) -> None:
         """Return if calls come through.

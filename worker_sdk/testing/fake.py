@@ -251,15 +251,15 @@ class FakeCoordinator:
             self._stage.cut_off = False
             self._stage.changed.notify_all()
 
-    def pause(self, queue: str, *, namespace: str = "default") -> None:
+    def pause(self, queue: str, reason: str = "", *, namespace: str = "default") -> None:
         """Hand out nothing from a queue. What runs goes on."""
         with self._stage.changed:
-            self._stage.paused.add((namespace, queue))
+            self._stage.paused[namespace, queue] = reason
 
     def resume(self, queue: str, *, namespace: str = "default") -> None:
         """Hand out jobs of the queue again."""
         with self._stage.changed:
-            self._stage.paused.discard((namespace, queue))
+            self._stage.paused.pop((namespace, queue), None)
             self._stage.changed.notify_all()
 
     # -- what tests ask

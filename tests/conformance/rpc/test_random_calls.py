@@ -43,11 +43,11 @@ class Line:
         draw = random.Random(self.seed)
         self.workers = [await self.subject.open() for _ in range(2)]
         moves = [
-            (self.submit, 4),
-            (self.claim, 4),
+            (self.submit, 6),
+            (self.claim, 6),
             (self.claim_id, 1),
-            (self.settle, 6),
-            (self.checkpoint, 2),
+            (self.settle, 4),
+            (self.checkpoint, 4),
             (self.beat, 2),
             (self.by_hand, 4),
             (self.read, 3),
@@ -70,10 +70,10 @@ class Line:
         more: dict[str, Any] = {"payload": draw.choice([b"x", b"y"])} if draw.random() < 0.2 else {}
         if draw.random() < 0.4:
             more["unique_key"] = draw.choice("uv")
-        if draw.random() < 0.2:
+        if draw.random() < 0.5:
             more["rollback"] = t.RollbackJob(queue="undo", type="undo", payload=b"z")
-        if draw.random() < 0.3:
-            more["locks"] = [t.JobLock(name=draw.choice("lm"))]
+        if draw.random() < 0.6:
+            more["locks"] = [t.JobLock(name="l")]
         more["retry_policy"] = draw.choice(POLICIES)
         more["priority"] = draw.randint(0, 5)
         await self.transcript.note(self.subject.submit(draw.choice(IDS), **more))
