@@ -53,7 +53,7 @@ def compose_queues(
         rates=rates,
     )
     past_due = PastDue(index.windows, arrivals.is_ours, base.notices, clock)
-    base.metrics.expose(queue_readings(past_due))
+    base.metrics.expose(queue_readings(past_due, base.queues))
     queues = Queues(base.queues, index, store.namespaces, clock)
     return QueueParts(
         servicer=QueueServicer(QueueUseCases(stats=stats, circuits=base.circuits, queues=queues)),

@@ -18,6 +18,7 @@ from coordinator.services.lock_cleanup import LockCleanup
 from coordinator.services.lock_lines import LockLines
 from coordinator.services.notices import NoticeHub
 from coordinator.services.past_due import PastDue
+from coordinator.services.shared_queues import SharedQueues
 from coordinator.services.work_streams import WorkStreams
 
 __all__ = [
@@ -187,13 +188,19 @@ def service_readings(
     ]
 
 
-def queue_readings(past_due: PastDue) -> Sequence[Reading]:
+def queue_readings(past_due: PastDue, queues: SharedQueues) -> Sequence[Reading]:
     """Of queues."""
     return [
         Reading(
             name="jobs_past_due",
             help="Jobs at hand that wait past their due time; every coordinator tells the same.",
             read=lambda: past_due.waiting,
+            grows=False,
+        ),
+        Reading(
+            name="queues_paused",
+            help="Queues that are paused; every coordinator tells the same.",
+            read=lambda: len(queues.paused),
             grows=False,
         ),
     ]

@@ -50,7 +50,7 @@ def test_the_metrics_on_the_page_are_those_that_are_served() -> None:
             *notice_readings(nothing, nothing),
             *service_readings(nothing, nothing, nothing, nothing),
             *lock_readings(nothing, nothing, nothing),
-            *queue_readings(nothing),
+            *queue_readings(nothing, nothing),
             *stream_readings(nothing),
         ]
     )
