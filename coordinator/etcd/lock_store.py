@@ -8,7 +8,8 @@ which only makes room.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from coordinator.core.lock_order import LockEntry
@@ -17,7 +18,7 @@ from coordinator.etcd import wire
 from coordinator.etcd.client import EtcdClient
 from coordinator.etcd.committer import Committer
 from coordinator.etcd.group_read import GroupReader
-from coordinator.etcd.guarded_op import GuardedOp
+from coordinator.etcd.guarded_op import GuardedOp, OpResult
 from coordinator.etcd.keys import KeySpace, NamespaceKeys
 from coordinator.etcd.lock_codec import encode_lock, entry_of
 from coordinator.etcd.paging import pages
@@ -67,7 +68,13 @@ class EtcdLockStore:
     # --- write ------------------------------------------------------------------------------------
 
     async def acquire(
-        self, namespace: str, asked: Sequence[LockEntry], *, after: int | None, deadline: float
+        self,
+        namespace: str,
+        asked: Sequence[LockEntry],
+        *,
+        after: int | None,
+        deadline: float,
+        orphaned: Callable[[Awaitable[LockCommit]], None] = lambda pending: None,
     ) -> LockCommit:
         """See ``ports.LockStore``."""
         keys = self._space.namespace(namespace)
@@ -80,7 +87,8 @@ class EtcdLockStore:
         else:
             # That nothing was added says that the own keys are absent, too.
             compares += [wire.range_mod_less(span.start, span.end, after + 1) for span in spans]
-        result = await self._committer.commit(
+        # A future and no task: every call goes this way.
+        future = self._committer.enqueue(
             GuardedOp(
                 lanes=tuple(own),
                 adds=tuple([span.start for span in spans]),
@@ -93,12 +101,11 @@ class EtcdLockStore:
                 deadline=deadline,
             )
         )
-        if result.won:
-            return LockCommit(won=True, revision=result.revision)
-        held = one(result.responses[0])
-        return LockCommit(
-            won=False, revision=result.revision, session_gone=held is None or held.lease != lease
-        )
+        try:
+            return _commit_of(await asyncio.shield(future), lease)
+        except asyncio.CancelledError:
+            orphaned(_commit_to_come(future, lease))
+            raise
 
     async def adopt(self, namespace: str, found: Sequence[LockEntry], *, deadline: float) -> int:
         """See ``ports.LockStore``. The lease stays the session's: its id is in the record's key."""
@@ -209,6 +216,17 @@ class EtcdLockStore:
             except KeyFormatError as error:
                 self._set_aside.add("lock", kv.key, error)
         return entries
+
+
+def _commit_of(result: OpResult, lease: int) -> LockCommit:
+    if result.won:
+        return LockCommit(won=True, revision=result.revision)
+    held = one(result.responses[0])
+    return LockCommit(won=False, revision=result.revision, session_gone=held is None or held.lease != lease)
+
+
+async def _commit_to_come(future: asyncio.Future[OpResult], lease: int) -> LockCommit:
+    return _commit_of(await future, lease)
 
 
 def _witness(keys: NamespaceKeys, entries: Sequence[LockEntry]) -> tuple[bytes, int]:

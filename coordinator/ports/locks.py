@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,7 +49,13 @@ class LockStore(Protocol):
     """The entries of named locks. Revisions are etcd's own."""
 
     async def acquire(
-        self, namespace: str, asked: Sequence[LockEntry], *, after: int | None, deadline: float
+        self,
+        namespace: str,
+        asked: Sequence[LockEntry],
+        *,
+        after: int | None,
+        deadline: float,
+        orphaned: Callable[[Awaitable[LockCommit]], None] = lambda pending: None,
     ) -> LockCommit:
         """Put entries for one session, all or none, while that session is open.
 
@@ -59,6 +65,7 @@ class LockStore(Protocol):
             after: nothing may have been added to any of the locks after this revision (0: they have no
                 entry); None: the entries may wait, whatever stands there.
             deadline: of the whole.
+            orphaned: if the caller is cancelled, it is given what the commit comes to, which goes on.
 
         Raises:
             OutcomeUnknown: they may stand; a repeat under the same waiter finds them.

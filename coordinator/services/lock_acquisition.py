@@ -12,7 +12,7 @@ first, so that the clean-up of that try leaves it alone.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -257,15 +257,15 @@ class LockAcquisition:
 
     async def _commit(self, call: LockCall, after: int | None) -> LockCommit:
         commit_by = min(call.deadline, self._clock.monotonic() + self._config.commit_timeout)
-        pending = asyncio.ensure_future(
-            self._store.acquire(call.namespace, call.entries, after=after, deadline=commit_by)
-        )
-        try:
-            return await asyncio.shield(pending)
-        except asyncio.CancelledError:
+
+        def orphaned(pending: Awaitable[LockCommit]) -> None:
             # The caller is gone, the commit is not: what it puts is taken out again.
             self._cleanup.later(call.namespace, put_by(pending, call.entries))
-            raise
+
+        try:
+            return await self._store.acquire(
+                call.namespace, call.entries, after=after, deadline=commit_by, orphaned=orphaned
+            )
         except StorageError as error:
             raise refused(error) from error
 

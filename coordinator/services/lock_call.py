@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from coordinator.core.lock_order import Line, LockEntry, LockMode, session_waiter
@@ -83,7 +83,7 @@ def own_of(call: LockCall, seen: LinesSeen) -> list[LockEntry]:
     ]
 
 
-async def put_by(pending: asyncio.Future[LockCommit], asked: Sequence[LockEntry]) -> Sequence[LockEntry]:
+async def put_by(pending: Awaitable[LockCommit], asked: Sequence[LockEntry]) -> Sequence[LockEntry]:
     """The entries that a commit under way puts."""
     commit = await pending
     return put_at(asked, commit.revision) if commit.won else ()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -45,11 +46,9 @@ def forgotten_compare(patch: pytest.MonkeyPatch) -> None:
         asked: Sequence[LockEntry],
         *,
         after: int | None,
-        deadline: float,
+        **more: Any,
     ) -> LockCommit:
-        return await original(
-            self, namespace, asked, after=None if after is None else 1 << 40, deadline=deadline
-        )
+        return await original(self, namespace, asked, after=None if after is None else 1 << 40, **more)
 
     patch.setattr(MemoryLocks, "acquire", acquire)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from coordinator.core.lock_order import LockEntry
@@ -120,9 +120,23 @@ class MemoryLocks:
         return failure
 
     async def acquire(
-        self, namespace: str, asked: Sequence[LockEntry], *, after: int | None, deadline: float
+        self,
+        namespace: str,
+        asked: Sequence[LockEntry],
+        *,
+        after: int | None,
+        deadline: float,
+        orphaned: Callable[[Awaitable[LockCommit]], None] = lambda pending: None,
     ) -> LockCommit:
         """See ``ports.LockStore``."""
+        pending = asyncio.ensure_future(self._acquire(asked, after))
+        try:
+            return await asyncio.shield(pending)
+        except asyncio.CancelledError:
+            orphaned(pending)
+            raise
+
+    async def _acquire(self, asked: Sequence[LockEntry], after: int | None) -> LockCommit:
         unknown = await self._reached()
         session = asked[0].session
         lines = {entry.name: self.line(entry.name) for entry in asked}

@@ -316,7 +316,7 @@ async def test_a_repeat_at_another_coordinator_keeps_the_place(
     await eventually(lambda: _waiters(one, "l", 1))
     later = asyncio.ensure_future(one.take(c, "l", wait=20))
     await eventually(lambda: _waiters(one, "l", 2))
-    again = asyncio.ensure_future(two.take(b, "l", wait=20, request_id="same"))
+    again = asyncio.ensure_future(two.take(b, "l", wait=20, request_id="same", repeats=1))
     place = (await one.get("l")).waiters[0].fencing_token
 
     span = KeySpace(settings.etcd.root).namespace("default").lock_entries("l")
