@@ -107,6 +107,7 @@ class Circuits:
         self.freed: Callable[[Pair], object] = lambda pair: None
         self._taking: set[Pair] = set()  # one swap a pair at a time, however many poll
         self._slots: dict[Pair, tuple[Probe, float]] = {}  # since when the slot is seen taken
+        self._opened: dict[Pair, float] = {}  # since when it is seen open, as it is now
         self._to_open: dict[Pair, tuple[str, Counts]] = {}
         self._to_judge: dict[tuple[Pair, Probe], Job | None] = {}
         self._wake = asyncio.Event()
@@ -119,7 +120,7 @@ class Circuits:
         stored = self.barred.get(pair)
         if stored is None:
             return False
-        return start_probe(stored.circuit, _ANYBODY, self._clock.now_ms()) is not None
+        return start_probe(stored.circuit, _ANYBODY, self._now_ms(pair, stored.circuit)) is not None
 
     def refusal(self, pair: Pair) -> RequestError:
         """See ``CircuitGate``."""
@@ -127,7 +128,7 @@ class Circuits:
         _, queue, type_ = pair
         retry_ms = _HALF_OPEN_RETRY_MS
         if circuit.state is CircuitState.OPEN:
-            retry_ms = max(1, circuit.probe_ms - self._clock.now_ms())
+            retry_ms = max(1, circuit.probe_ms - self._now_ms(pair, circuit))
         return RequestError(
             Reason.CIRCUIT_OPEN,
             f"jobs of type {type_} in queue {queue} are held: {circuit.reason}",
@@ -143,7 +144,9 @@ class Circuits:
         self._taking.add(pair)
         try:
             done = await self.shared.change(
-                pair, lambda stands: start_probe(stands.circuit, probe, self._clock.now_ms()), deadline
+                pair,
+                lambda stands: start_probe(stands.circuit, probe, self._now_ms(pair, stands.circuit)),
+                deadline,
             )
         except LeasekeeperError as error:
             # Taken or not: the watch tells, and what nobody claims goes back after the grace.
@@ -206,6 +209,10 @@ class Circuits:
         if before.state is not now.state:
             self.outcomes.forget(pair)
             self._to_open.pop(pair, None)
+        if now.state is not CircuitState.OPEN:
+            self._opened.pop(pair, None)
+        elif (now.since_ms, now.probe_ms) != (before.since_ms, before.probe_ms):
+            self._opened[pair] = self._clock.monotonic()
         if now.probe is None:
             self._slots.pop(pair, None)
         elif now.probe != before.probe:
@@ -309,6 +316,16 @@ class Circuits:
             if stored.circuit.state is CircuitState.OPEN and stored.circuit.probe_ms > now_ms:
                 pause = min(pause, (stored.circuit.probe_ms - now_ms) / 1000)
         return pause
+
+    def _now_ms(self, pair: Pair, circuit: Circuit) -> int:
+        """Wall time; but when a whole pause has been seen to pass, it is over, though a clock was set back."""
+        now_ms, seen = self._clock.now_ms(), self._opened.get(pair)
+        if (
+            seen is not None
+            and self._clock.monotonic() - seen >= (circuit.probe_ms - circuit.since_ms) / 1000
+        ):
+            return max(now_ms, circuit.probe_ms)
+        return now_ms
 
     def _deadline(self) -> float:
         return self._clock.monotonic() + self._config.call_timeout

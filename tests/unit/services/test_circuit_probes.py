@@ -82,6 +82,29 @@ async def test_a_probe_that_fails_opens_it_again_for_twice_as_long() -> None:
     assert ids(await c.claim(request="r3")) == ["b"]
 
 
+@pytest.mark.parametrize("jump_s", [-3_600, 3_600])
+async def test_a_clock_that_jumps_holds_no_type_for_longer_than_its_pause(jump_s: int) -> None:
+    """Set forward, the pause is over: one job runs early. Set back, a pause that has been seen to pass is over."""
+    c = await bench()
+    await opened(c, "a", "b")
+    c.clock.jump_wall(jump_s)
+    await c.clock.advance(PAUSE - 1)
+    if jump_s < 0:
+        assert not c.circuits.may_probe(T)
+        assert await c.claim(request="r1", n=2) == []
+        with pytest.raises(RequestError) as held:
+            await c.claim_one("a", request="r2")
+        assert held.value.reason is Reason.CIRCUIT_OPEN
+    await c.clock.advance(2)
+    [probe] = await c.claim(request="r3", n=2)
+    await complete(c, probe)
+    await c.circuits.tend_once()
+    [probe] = await c.claim(request="r4", n=2)
+    await complete(c, probe)
+    await c.circuits.tend_once()
+    assert state(c) is CircuitState.CLOSED
+
+
 async def test_a_probe_by_id_takes_the_slot_as_well() -> None:
     c = await bench()
     await opened(c, "a", "b")
