@@ -318,12 +318,10 @@ class Circuits:
         return pause
 
     def _now_ms(self, pair: Pair, circuit: Circuit) -> int:
-        """Wall time; but when a whole pause has been seen to pass, it is over, though a clock was set back."""
+        """Wall time; but a pause that was seen to pass is over, though a clock was set back."""
         now_ms, seen = self._clock.now_ms(), self._opened.get(pair)
-        if (
-            seen is not None
-            and self._clock.monotonic() - seen >= (circuit.probe_ms - circuit.since_ms) / 1000
-        ):
+        pause_s = (circuit.probe_ms - circuit.since_ms) / 1000
+        if seen is not None and self._clock.monotonic() - seen >= pause_s:
             return max(now_ms, circuit.probe_ms)
         return now_ms
 

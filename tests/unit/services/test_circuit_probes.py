@@ -84,7 +84,7 @@ async def test_a_probe_that_fails_opens_it_again_for_twice_as_long() -> None:
 
 @pytest.mark.parametrize("jump_s", [-3_600, 3_600])
 async def test_a_clock_that_jumps_holds_no_type_for_longer_than_its_pause(jump_s: int) -> None:
-    """Set forward, the pause is over: one job runs early. Set back, a pause that has been seen to pass is over."""
+    """Set forward, one job runs early. Set back, a pause that has been seen to pass is over."""
     c = await bench()
     await opened(c, "a", "b")
     c.clock.jump_wall(jump_s)
