@@ -12,6 +12,7 @@ from worker_sdk._machine import backoff_delay
 from worker_sdk._seams import Seams
 from worker_sdk.config import RetryConfig
 from worker_sdk.errors import (
+    ClientClosed,
     DeadlineExceeded,
     OutcomeUnknown,
     RequestError,
@@ -52,13 +53,15 @@ class JobWatch:
         self._seams = seams
         self._early: list[JobChange] = []
         self._changes = self._follow()
+        self._step: asyncio.Task[int | JobChange] | None = None
+        self._closed = asyncio.Event()
 
     def __aiter__(self) -> AsyncIterator[JobChange]:
         return self
 
     async def __anext__(self) -> JobChange:
         while True:
-            change = self._early.pop(0) if self._early else await anext(self._changes)
+            change = self._early.pop(0) if self._early else await self._next()
             if isinstance(change, JobChange):
                 return change
 
@@ -69,16 +72,46 @@ class JobWatch:
 
         Raises:
             Unavailable, DeadlineExceeded: no coordinator answered in time.
+            ClientClosed: the watch was closed.
         """
         while self.revision == 0:
-            change = await anext(self._changes)
+            try:
+                change = await self._next()
+            except StopAsyncIteration:
+                raise ClientClosed("the watch was closed") from None
             if isinstance(change, JobChange):
                 self._early.append(change)
         return self.revision
 
     async def aclose(self) -> None:
-        """End the watch."""
+        """End the watch; whoever waits for a change in another task is told that there are no more."""
+        self._closed.set()
+        step = self._step
+        if step is not None:
+            # A generator that runs cannot be closed; one whose waiter was cancelled ends by that.
+            if not step.cancelling():
+                step.cancel()
+            await asyncio.wait({step})
         await self._changes.aclose()
+
+    async def _next(self) -> int | JobChange:
+        """Return what comes next. In a task of its own, which `aclose` ends without the caller's."""
+        if self._closed.is_set():
+            raise StopAsyncIteration
+
+        async def step() -> int | JobChange:
+            return await anext(self._changes)
+
+        self._step = asyncio.ensure_future(step())
+        try:
+            return await self._step
+        except asyncio.CancelledError:
+            caller = asyncio.current_task()
+            if self._closed.is_set() and not (caller is not None and caller.cancelling()):
+                raise StopAsyncIteration from None
+            raise
+        finally:
+            self._step = None
 
     async def __aenter__(self) -> Self:
         return self

@@ -20,6 +20,7 @@ from worker_sdk import (
     DeadlineExceeded,
     Draining,
     ForkedProcess,
+    JobChange,
     JobClient,
     JobNotFound,
     JobSpec,
@@ -283,6 +284,32 @@ async def test_a_watch_resumes_after_the_last_change_it_saw(server: FakeCoordina
     assert (first.job_id, first.deleted) == ("a", False)
     assert (second.job_id, second.deleted) == ("b", True)
     assert server.calls["WatchJobs"][1].resume_revision == first.revision
+
+
+@pytest.mark.parametrize("cancel", [False, True], ids=["waiting", "being cancelled"])
+async def test_a_watch_that_is_closed_ends_whoever_waits_for_it(
+    server: FakeCoordinator, cancel: bool
+) -> None:
+    async with JobClient(server.endpoint) as client:
+        watch = client.watch(queue="q")
+        await watch.ready()
+        seen: list[JobChange] = []
+
+        async def follow() -> str:
+            async for change in watch:
+                seen.append(change)  # noqa: PERF401  each is to be seen as it comes
+            return "ended"
+
+        following = asyncio.create_task(follow())
+        server.change("a")
+        await eventually(lambda: seen)
+        if cancel:
+            following.cancel()
+        async with asyncio.timeout(5):
+            await watch.aclose()
+            await asyncio.wait({following})
+        assert following.cancelled() if cancel else following.result() == "ended"
+        assert [change async for change in watch] == []
 
 
 async def test_a_watch_gives_up_after_its_timeout_without_coordinators() -> None:
