@@ -270,8 +270,10 @@ class Holders:
         A span counts only if it has passed on this clock and between the beats' send times, so that beats
         read late harm nobody and a worker's clock can only delay.
         """
-        if (namespace, beat.session_id) in self._sessions:
-            self._beaten_ms[namespace, beat.session_id] = now_ms
+        # Also of a session that the watch has not told yet, or has told the end of already.
+        self._beaten_ms[namespace, beat.session_id] = now_ms
+        if len(self._beaten_ms) > len(self._sessions) + _RECENT_REVISIONS:
+            self._beaten_ms = {key: at for key, at in self._beaten_ms.items() if key in self._sessions}
         listed = {held.job_id: held for held in beat.claims}
         overdue: list[Overdue] = []
         for job_id in tuple(self._of_session.get((namespace, beat.session_id), ())):

@@ -20,6 +20,7 @@ from leasekeeper.v1 import queue_service_pb2 as q
 from leasekeeper.v1 import types_pb2 as t
 from leasekeeper.v1 import worker_service_pb2 as w
 from tests.integration.rpc.conftest import Api, OpenedWorker, open_worker
+from tests.integration.rpc.patience import when_ready
 from tests.support.polling import eventually
 from tests.unit.rpc import builders as b
 from tests.unit.rpc.fakes import refusal
@@ -53,8 +54,9 @@ class Side:
         return found
 
     async def stats(self) -> q.GetQueueStatsResponse:
-        found: q.GetQueueStatsResponse = await self.queues.GetQueueStats(
-            q.GetQueueStatsRequest(queue="mail"), timeout=5
+        request = q.GetQueueStatsRequest(queue="mail")
+        found: q.GetQueueStatsResponse = await when_ready(
+            lambda: self.queues.GetQueueStats(request, timeout=5)
         )
         return found
 
@@ -137,7 +139,7 @@ async def test_jobs_take_what_they_leave_out_from_their_queue_on_every_coordinat
 
 
 async def knows(side: Side, queue: q.Queue) -> bool:
-    listed = await side.queues.ListQueues(q.ListQueuesRequest(), timeout=5)
+    listed = await when_ready(lambda: side.queues.ListQueues(q.ListQueuesRequest(), timeout=5))
     return queue in listed.queues
 
 
@@ -147,7 +149,8 @@ async def test_a_queue_without_record_has_the_defaults_and_asking_makes_nothing(
     one, _ = sides
     answer = await one.queues.GetQueue(q.GetQueueRequest(namespace="nowhere", queue="none"), timeout=5)
     assert answer.queue == q.Queue(queue="none", settings=q.QueueSettings(), etag="0")
-    listed = await one.queues.ListQueues(q.ListQueuesRequest(namespace="nowhere"), timeout=5)
+    request = q.ListQueuesRequest(namespace="nowhere")
+    listed = await when_ready(lambda: one.queues.ListQueues(request, timeout=5))
     assert list(listed.queues) == []
 
 

@@ -23,6 +23,7 @@ from leasekeeper.v1 import (
 from leasekeeper.v1 import lock_service_pb2 as k
 from leasekeeper.v1 import worker_service_pb2 as w
 from tests.integration.rpc.conftest import Api, OpenedWorker, open_worker
+from tests.integration.rpc.patience import when_ready
 from tests.support.polling import eventually
 from tests.unit.rpc import builders as b
 from tests.unit.rpc.fakes import refusal
@@ -47,9 +48,8 @@ class Side:
         return found
 
     async def listed(self, **query: Any) -> a.ListSessionsResponse:
-        found: a.ListSessionsResponse = await self.admin.ListSessions(
-            a.ListSessionsRequest(**query), timeout=5
-        )
+        request = a.ListSessionsRequest(**query)
+        found: a.ListSessionsResponse = await when_ready(lambda: self.admin.ListSessions(request, timeout=5))
         return found
 
 

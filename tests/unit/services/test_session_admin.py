@@ -9,6 +9,7 @@ import pytest
 from coordinator.core.session_command import SessionCommand, command_at
 from coordinator.errors import LeasekeeperError, OutcomeUnknown, Reason, RequestError
 from coordinator.ports import HeldBySession, Session, StoredSession
+from coordinator.services.api import Beat
 from coordinator.services.session_admin import SessionAdmin
 from tests.support.builders import FAR, a_session
 from tests.unit.services.workbench import NS, Coordinator, S, bench_with
@@ -101,6 +102,18 @@ async def test_asking_for_what_is_asked_already_writes_nothing() -> None:
     await use.resume(NS, S, FAR)
     assert witness.stands is not None
     assert witness.stands.version == 5
+
+
+async def test_the_last_beat_is_known_also_if_it_came_before_the_watch_told_of_the_session() -> None:
+    c, use = await admin(Witness(a_session()))
+    early = replace(a_session(), session_id="00000000000000b2")
+    beat = Beat(session_id=early.session_id, number=1, sent_ms=1, claims=(), locks=())
+    c.holders.beaten(NS, beat, ttl_ms=10_000, now=0.0, now_ms=77)
+    c.holders.session_seen(early)
+    beats = {one.session.session_id: one.beat_ms for one in use.list(NS, {}, 10, "").sessions}
+    assert beats == {S: 0, early.session_id: 77}
+    c.holders.session_deleted(NS, early.session_id, 9)
+    assert c.holders.session_beat_ms(NS, early.session_id) == 0
 
 
 def test_quiet_becomes_terminate_at_its_time_and_nothing_else_does() -> None:
