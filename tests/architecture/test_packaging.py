@@ -82,7 +82,7 @@ def test_entry_points_lead_somewhere(group: str) -> None:
 def test_the_wheel_holds_every_shipped_package() -> None:
     packages = pyproject()["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
 
-    assert ["coordinator", "worker_sdk", "proto/gen/leasekeeper"] == packages
+    assert ["coordinator", "worker_sdk", "pytest_leasekeeper", "proto/gen/leasekeeper"] == packages
     assert all((ROOT / package / "__init__.py").exists() for package in packages)
     assert (ROOT / "worker_sdk" / "py.typed").exists()
 

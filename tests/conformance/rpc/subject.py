@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -66,6 +67,17 @@ class Subject:
     async def job(self, job_id: str = "j1") -> t.Job:
         """Read a job."""
         job: t.Job = (await self.jobs.GetJob(j.GetJobRequest(job_id=job_id), timeout=5)).job
+        return job
+
+    async def becomes(self, state: t.JobState.ValueType, job_id: str = "j1") -> t.Job:
+        """Wait until a job is in a state."""
+        job = await self.job(job_id)
+        for _ in range(200):
+            if job.state == state:
+                break
+            await asyncio.sleep(0.05)
+            job = await self.job(job_id)
+        assert job.state == state
         return job
 
     async def open(self, **more: Any) -> Worker:
