@@ -109,7 +109,7 @@ async def hurt_holders(holders: Sequence[LockProcess], seed: int, hurt: set[int]
     """Kill or freeze one at a time; a frozen one sleeps past its TTL of 2 s. *hurt*: pids of the frozen."""
     chance = random.Random(seed)
     while True:
-        await asyncio.sleep(0.5)
+        await lapse(0.5)
         victim = chance.choice(holders)
         if chance.random() < 0.5:
             hurt.add(victim.pid)
