@@ -66,7 +66,7 @@ async def test_a_handler_that_holds_the_gil_past_its_lease_changes_nothing_when_
             said = [line for line in first.log.splitlines() if "stood still" in line]
 
     assert len(said) == 1
-    assert "'j1'" in said[0]
+    assert "j1 (effect-sync)" in said[0]
     job = jobs["j1"]
     assert (job.state, job.lease_losses, job.attempt) == (JobState.SUCCEEDED, 1, 2)
     assert [one.worker for one in court.read().accepted_of("j1")] == ["w2"]
