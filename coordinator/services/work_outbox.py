@@ -50,6 +50,7 @@ class Outbox:
         self._answers: deque[Answer] = deque()
         self._woken = asyncio.Event()
         self._ended = False
+        self._delivers = True
         self._error: Exception | None = None
         self.drained = asyncio.Event()
         self.drained.set()
@@ -80,13 +81,14 @@ class Outbox:
             self._answers.append(Answer(message))
             self._woken.set()
 
-    def end(self, error: Exception | None = None) -> None:
+    def end(self, error: Exception | None = None, *, deliver: bool = False) -> None:
         """Nothing more comes. Answers that wait are still written, then ``take`` raises ``error``.
 
-        Claims that wait are not written: see ``withdraw``.
+        Claims that wait are written with ``deliver`` alone: see ``withdraw``.
         """
         if not self._ended:
             self._ended, self._error = True, error
+        self._delivers = self._delivers and deliver
         self._woken.set()
 
     @property
@@ -102,7 +104,7 @@ class Outbox:
         """
         while True:
             # Claims before requests to stop, so that nobody is told to stop what it has not heard of.
-            if self._claims and not self._ended:
+            if self._claims and (self._delivers or not self._ended):
                 return self._some_claims()
             if self._answers:
                 return self._answers.popleft()

@@ -128,6 +128,7 @@ class WorkStream:
         self._lanes: list[_Lane] = []
         self._tasks: list[asyncio.Task[None]] = []
         self._ending = False
+        self._last_words: Exception | None = None
         for index, lane in enumerate(opening.lanes):
             credit = Credit(f"lanes[{index}].credit")
             credit.add(lane.jobs, lane.bytes)
@@ -144,6 +145,7 @@ class WorkStream:
         for _ in range(wanted - lane.loops):
             lane.loops += 1
             task = asyncio.create_task(self._guarded(lane), name=f"work lane of {self.session_id}")
+            task.add_done_callback(self._finished)
             self._tasks.append(task)
 
     def add_credit(self, lane: int, jobs: int, size: int) -> None:
@@ -171,6 +173,21 @@ class WorkStream:
         for task in self._tasks:
             task.cancel()
 
+    def finish(self, error: Exception) -> None:
+        """Begin no claim, deliver what is being claimed, then end with ``error``.
+
+        A claim that is cut off between its commit and the stream costs its job an attempt.
+        """
+        if self._last_words is None:
+            self._last_words, self._ending = error, True
+            for lane in self._lanes:
+                lane.more.set()
+            self._finished()
+
+    def _finished(self, _: asyncio.Task[None] | None = None) -> None:
+        if self._last_words is not None and all(task.done() for task in self._tasks):
+            self.outbox.end(self._last_words, deliver=True)
+
     async def stop_claiming(self) -> None:
         """Claim no more, and give back what was not handed to the transport; what else waits is written."""
         self._ending = True
@@ -189,7 +206,8 @@ class WorkStream:
         try:
             await self._claim(lane)
         except Exception as error:  # noqa: BLE001 - whatever it is, the stream ends with it
-            self.end(error)
+            if self._last_words is None:
+                self.end(error)
 
     async def _claim(self, lane: _Lane) -> None:
         """Claim for one lane until cancelled.
@@ -198,14 +216,15 @@ class WorkStream:
             RequestError: nothing can be claimed here: what the stream is to end with.
         """
         config = self._config
-        while True:
+        while self._last_words is None:
             if self.outbox.waiting_claims > config.unwritten:
                 await self.outbox.drained.wait()
                 continue
             reserved = lane.credit.reserve(config.batch, config.batch_bytes)
             if not reserved[0]:
                 lane.more.clear()
-                await lane.more.wait()
+                if self._last_words is None:
+                    await lane.more.wait()
                 continue
             claimed: list[ClaimedJob] = []
             try:

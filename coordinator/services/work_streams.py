@@ -133,10 +133,11 @@ class WorkStreams:
             self._tell(namespace, job_id, 0)
 
     def drain(self) -> None:
-        """End all streams with DRAINING, and refuse new ones. Claims stay with their sessions."""
+        """End all streams with DRAINING once what is being claimed is on its way, and refuse new ones. Claims
+        stay with their sessions."""
         self._draining = True
         for stream in self._streams.values():
-            stream.end(_draining())
+            stream.finish(_draining())
 
     async def run(self) -> None:
         """Look after the streams until cancelled."""

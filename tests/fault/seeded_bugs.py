@@ -300,7 +300,15 @@ def a_job_is_claimed_after_its_queue_timeout(patch: Patch) -> None:
 
 @bug
 def a_due_time_in_the_past_jumps_the_queue(patch: Patch) -> None:
-    def unbounded(*, ready_ms: int, submit_ms: int, due_ms: int, priority: int, counter: int) -> Rank:
+    def unbounded(
+        *,
+        ready_ms: int,
+        submit_ms: int,
+        due_ms: int,
+        priority: int,
+        counter: int,
+        target_wait_ms: tuple[int, ...],
+    ) -> Rank:
         ours = ready_ms + TARGET_WAIT_MS[priority - 1]
         return Rank(min(ours, due_ms) if due_ms else ours, counter)
 
