@@ -16,6 +16,7 @@ from coordinator.services.work_outbox import Answer, Outbox, StopAsked
 from coordinator.services.work_stream import LaneOpening, WorkOpening, WorkStream, WorkStreamConfig
 from coordinator.services.work_streams import WorkStreams
 from tests.support.fake_ports import StillFeeds
+from tests.support.polling import eventually
 from tests.unit.services.workbench import NS, Coordinator, S, bench_with, ids
 
 WAYS = st.lists(
@@ -255,6 +256,25 @@ async def test_streams_end_at_a_drain_and_none_is_opened_any_more() -> None:
             pass
 
     assert (Reason.DRAINING, Reason.DRAINING) == (ended.value.reason, refused.value.reason)
+
+
+async def test_what_is_being_claimed_at_a_drain_is_delivered_before_the_end() -> None:
+    """A claim cut off between its commit and the stream would cost its job an attempt."""
+    coordinator = await bench_with()
+    streams = streams_of(coordinator)
+    await coordinator.submit("a", "b")
+    coordinator.etcd.hold()
+    async with streams.open(NS, opening()) as stream:
+        await eventually(lambda: bool(coordinator.etcd._queue), what="the claim is on its way to the store")
+        coordinator.dispatch.drain()
+        streams.drain()
+        coordinator.etcd.go()
+        claimed = await next_claims(stream)
+        with pytest.raises(RequestError) as ended:
+            await stream.outbox.take()
+
+    assert ["a", "b"] == claimed
+    assert Reason.DRAINING is ended.value.reason
 
 
 async def test_there_are_no_more_streams_than_the_bound() -> None:
