@@ -209,19 +209,32 @@ class LockEngine:
         """Have nothing stand of a call whose caller is gone, at once and not after a TTL.
 
         If no answer has told the tokens, another send of the request asks for them: it owns by what stands,
-        or takes it out.
+        or takes it out. A coordinator that is away costs another try, at the next one.
         """
+        tokens: Mapping[str, int] = hold.tokens or (sends.tokens() if sends is not None else {})
+        request_id = self._seams.identifier()
+        failures = 0
+        give_up = self._seams.now() + self._connection.timeouts.call
         try:
-            tokens: Mapping[str, int] = hold.tokens
-            if not tokens and wish is not None and sends is not None:
-                tokens = sends.tokens() or await self._ask(hold, session_id, wish, _LOOK_WAIT, sends.count)
-            await self._calls.release(
-                request_id=self._seams.identifier(),
-                session_id=session_id,
-                tokens=tokens,
-                repeat=True,
-                timeout=self._connection.timeouts.attempt,
-            )
+            while True:
+                try:
+                    if not tokens and wish is not None and sends is not None:
+                        tokens = await self._ask(hold, session_id, wish, _LOOK_WAIT, sends.count + failures)
+                    await self._calls.release(
+                        request_id=request_id,
+                        session_id=session_id,
+                        tokens=tokens,
+                        repeat=True,
+                        timeout=self._connection.timeouts.attempt,
+                    )
+                except (RequestError, DeadlineExceeded) as error:
+                    failures += 1
+                    pause = self._pause(failures, error)
+                    if not repeatable(error) or self._seams.now() + pause >= give_up:
+                        raise
+                else:
+                    return
+                await self._seams.sleep(pause)
         except LockHeld:
             return  # and nothing stands any more
         except LeasekeeperError as error:
