@@ -82,6 +82,8 @@ def deaf_to_settlements(
 def quiet(server: Streaming, opening: Any, requests: Iterator[Any], context: Any) -> Iterator[Any]:
     yield OPENED
     yield pb.WorkResponse(command=pb.WORKER_COMMAND_QUIET)
+    # Sent, and from here on beats say the same, as of a coordinator: else the next one would take it back.
+    server.command = pb.WORKER_COMMAND_QUIET
     for _ in requests:
         pass
 
