@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from worker_sdk._machine import backoff_delay, poll_size
+from worker_sdk._machine import poll_size, retry_delay
 from worker_sdk._runner import Pool
 from worker_sdk._seams import Seams
 from worker_sdk._transport.channel import repeatable
@@ -225,14 +225,7 @@ class Claimer:
 
     def _delay(self, failures: int) -> float:
         retry = self._config.retry
-        return backoff_delay(
-            failures,
-            initial=retry.initial,
-            maximum=retry.maximum,
-            multiplier=retry.multiplier,
-            jitter=retry.jitter,
-            fraction=self._seams.fraction(),
-        )
+        return retry_delay(retry, failures, self._seams.fraction())
 
     async def _pause(self, failures: int, error: LeasekeeperError, stopping: asyncio.Task[bool]) -> None:
         pause = max(self._delay(failures), getattr(error, "retry_after", None) or 0.0)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from worker_sdk._claims import BeatEffects, HeldClaim
 from worker_sdk._lock_book import ListedLock, LockBook, LockHold, LockPhase
-from worker_sdk._machine import backoff_delay
+from worker_sdk._machine import retry_delay
 from worker_sdk._seams import Seams
 from worker_sdk._session import Session
 from worker_sdk._transport.channel import CoordinatorChannel, repeatable
@@ -304,14 +304,7 @@ class LockEngine:
 
     def _pause(self, failures: int, error: LeasekeeperError) -> float:
         retry = self._connection.retry
-        pause = backoff_delay(
-            failures,
-            initial=retry.initial,
-            maximum=retry.maximum,
-            multiplier=retry.multiplier,
-            jitter=retry.jitter,
-            fraction=self._seams.fraction(),
-        )
+        pause = retry_delay(retry, failures, self._seams.fraction())
         return max(pause, getattr(error, "retry_after", None) or 0.0)
 
     # Holding.

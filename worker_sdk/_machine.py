@@ -10,6 +10,10 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from worker_sdk.config import RetryConfig
 
 __all__ = [
     "BeatLog",
@@ -21,6 +25,7 @@ __all__ = [
     "beat_timeout",
     "credit_size",
     "poll_size",
+    "retry_delay",
 ]
 
 _KEPT_BEATS = 16
@@ -55,6 +60,18 @@ def backoff_delay(
         min(maximum, initial * min(multiplier, 1e4) ** exponent) if multiplier > 1 else min(maximum, initial)
     )
     return full * (1 - jitter * min(max(fraction, 0.0), 0.999))
+
+
+def retry_delay(retry: RetryConfig, failures: int, fraction: float) -> float:
+    """Return ``backoff_delay`` after so many failures, as *retry* has it."""
+    return backoff_delay(
+        failures,
+        initial=retry.initial,
+        maximum=retry.maximum,
+        multiplier=retry.multiplier,
+        jitter=retry.jitter,
+        fraction=fraction,
+    )
 
 
 def poll_size(

@@ -15,7 +15,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Generic, Protocol, TypeVar
 
 from worker_sdk._claims import BeatEffects, HeldClaim
-from worker_sdk._machine import BeatPlan, backoff_delay, beat_interval, beat_timeout
+from worker_sdk._machine import BeatPlan, beat_interval, beat_timeout, retry_delay
 from worker_sdk._seams import Seams, default_identity
 from worker_sdk._stalls import StallWatch
 from worker_sdk._transport.beat_channel import BeatChannel
@@ -252,14 +252,7 @@ class Session(Generic[H]):
 
     def _open_pause(self, failures: int, error: LeasekeeperError) -> float:
         retry = self._connection.retry
-        pause = backoff_delay(
-            failures,
-            initial=retry.initial,
-            maximum=retry.maximum,
-            multiplier=retry.multiplier,
-            jitter=retry.jitter,
-            fraction=self._seams.fraction(),
-        )
+        pause = retry_delay(retry, failures, self._seams.fraction())
         return max(pause, getattr(error, "retry_after", None) or 0.0)
 
     def _beat_while_open(

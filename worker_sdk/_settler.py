@@ -15,7 +15,7 @@ from typing import Protocol
 
 from worker_sdk._claims import HeldClaim
 from worker_sdk._convert.work import SettlementMessage, settlement_to
-from worker_sdk._machine import backoff_delay
+from worker_sdk._machine import retry_delay
 from worker_sdk._seams import Seams
 from worker_sdk._transport.channel import repeatable
 from worker_sdk._work import Failed, Outcome
@@ -249,14 +249,7 @@ class Settler:
 
     def _pause(self, attempt: int, errors: Sequence[LeasekeeperError]) -> float:
         retry = self._config.retry
-        pause = backoff_delay(
-            attempt,
-            initial=retry.initial,
-            maximum=retry.maximum,
-            multiplier=retry.multiplier,
-            jitter=retry.jitter,
-            fraction=self._seams.fraction(),
-        )
+        pause = retry_delay(retry, attempt, self._seams.fraction())
         asked = max((getattr(error, "retry_after", None) or 0.0 for error in errors), default=0.0)
         return max(pause, min(asked, retry.maximum))
 

@@ -30,7 +30,7 @@ from worker_sdk._convert.stream import (
     work_from,
 )
 from worker_sdk._convert.work import SettlementMessage
-from worker_sdk._machine import backoff_delay, credit_size, poll_size
+from worker_sdk._machine import credit_size, poll_size, retry_delay
 from worker_sdk._runner import Pool
 from worker_sdk._seams import Seams
 from worker_sdk._settler import SettleCall
@@ -229,14 +229,7 @@ class StreamLink:
         """Note that a stream has failed; return the pause before the next."""
         self._failures += 1
         failures, retry = self._failures, self._config.retry
-        pause = backoff_delay(
-            failures,
-            initial=retry.initial,
-            maximum=retry.maximum,
-            multiplier=retry.multiplier,
-            jitter=retry.jitter,
-            fraction=self._seams.fraction(),
-        )
+        pause = retry_delay(retry, failures, self._seams.fraction())
         if isinstance(error, SessionNotFound):
             self._holder.suspect(generation)
         elif not isinstance(error, SessionFull):

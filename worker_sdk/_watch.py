@@ -8,7 +8,7 @@ from contextlib import aclosing
 from types import TracebackType
 from typing import Self
 
-from worker_sdk._machine import backoff_delay
+from worker_sdk._machine import retry_delay
 from worker_sdk._seams import Seams
 from worker_sdk.config import RetryConfig
 from worker_sdk.errors import (
@@ -157,11 +157,4 @@ class JobWatch:
 
     def _pause(self, failures: int) -> float:
         retry = self._retry
-        return backoff_delay(
-            failures,
-            initial=retry.initial,
-            maximum=retry.maximum,
-            multiplier=retry.multiplier,
-            jitter=retry.jitter,
-            fraction=self._seams.fraction(),
-        )
+        return retry_delay(retry, failures, self._seams.fraction())

@@ -8,7 +8,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import Self
 
-from worker_sdk._machine import backoff_delay
+from worker_sdk._machine import retry_delay
 from worker_sdk._seams import Seams
 from worker_sdk._transport.channel import CoordinatorChannel, repeatable
 from worker_sdk._transport.job_calls import JobCalls, PreparedBatch
@@ -147,14 +147,7 @@ class JobClient:
             if not open_errors:
                 return results
             failures += 1
-            pause = backoff_delay(
-                failures,
-                initial=retry.initial,
-                maximum=retry.maximum,
-                multiplier=retry.multiplier,
-                jitter=retry.jitter,
-                fraction=seams.fraction(),
-            )
+            pause = retry_delay(retry, failures, seams.fraction())
             pause = max([pause, *(error.retry_after or 0.0 for error in open_errors)])
             if seams.now() + pause >= deadline:
                 return results

@@ -23,7 +23,7 @@ from worker_sdk._latch import Latch
 from worker_sdk._lock_book import LockHold
 from worker_sdk._lock_engine import LockEngine, LockWish, lock_lost
 from worker_sdk._lock_mode import LockMode
-from worker_sdk._machine import backoff_delay
+from worker_sdk._machine import retry_delay
 from worker_sdk._seams import Seams
 from worker_sdk._transport.channel import repeatable
 from worker_sdk.config import ConnectionConfig, WorkerConfig
@@ -214,16 +214,7 @@ class LockClient:
                 if now - failed_at >= seconds:
                     raise
             retry = self._connection.retry
-            await self._seams.sleep(
-                backoff_delay(
-                    max(1, failures),
-                    initial=retry.initial,
-                    maximum=retry.maximum,
-                    multiplier=retry.multiplier,
-                    jitter=retry.jitter,
-                    fraction=self._seams.fraction(),
-                )
-            )
+            await self._seams.sleep(retry_delay(retry, max(1, failures), self._seams.fraction()))
 
 
 class SyncLockClient:

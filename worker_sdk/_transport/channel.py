@@ -13,7 +13,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from worker_sdk._convert.status import from_rpc_failure
-from worker_sdk._machine import backoff_delay
+from worker_sdk._machine import retry_delay
 from worker_sdk._seams import Seams
 from worker_sdk._transport.duplex import Duplex
 from worker_sdk._transport.methods import Method
@@ -211,14 +211,7 @@ class CoordinatorChannel:
                         raise unknown from error
                     raise
                 failures += 1
-                pause = backoff_delay(
-                    failures,
-                    initial=retry.initial,
-                    maximum=retry.maximum,
-                    multiplier=retry.multiplier,
-                    jitter=retry.jitter,
-                    fraction=seams.fraction(),
-                )
+                pause = retry_delay(retry, failures, seams.fraction())
                 if isinstance(error, _ELSEWHERE) and failures < len(self._addresses):
                     pause = 0.0
                 elif isinstance(error, RequestError) and error.retry_after is not None:
