@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from coordinator.core.circuit import CLOSED, Circuit, CircuitState, Probe
-from coordinator.errors import CodecError, EpochChanged, KeyFormatError, OutcomeUnknown
+from coordinator.errors import CodecError, KeyFormatError
 from coordinator.etcd import wire
 from coordinator.etcd.client import EtcdClient
 from coordinator.etcd.codec import FORMAT, decode_record
 from coordinator.etcd.keys import KeySpace
 from coordinator.etcd.paging import pages
 from coordinator.etcd.present import EtcdPresent
+from coordinator.etcd.record_swap import swap_record
 from coordinator.etcd.set_aside import SetAside
-from coordinator.etcd.time_left import read_timeout, write_timeout
-from coordinator.etcd.txn import one
+from coordinator.etcd.time_left import read_timeout
 from coordinator.ports import CircuitSwap, Clock, StoredCircuit
 from leasekeeper.internal.storage.v1.records_pb2 import CircuitRecord, ProbeRecord
 
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from leasekeeper.internal.etcd.v1.kv_pb2 import KeyValue
 
 __all__ = ["EtcdCircuitStore", "decode_circuit", "encode_circuit"]
-
-_TRIES: Final = 3
-"""Sends of one swap at most; from the second on its own first try may stand there already."""
 
 
 def encode_circuit(circuit: Circuit) -> bytes:
@@ -106,27 +103,23 @@ class EtcdCircuitStore:
         """See ``ports.CircuitStore``."""
         key = self._space.namespace(namespace).circuit(queue, type_)
         write = wire.delete(key) if after == CLOSED else wire.put(key, encode_circuit(after))
-        unknown: OutcomeUnknown | None = None
-        for _ in range(_TRIES):
-            guard = self._present.guard()
-            request = wire.txn((guard, wire.mod_eq(key, before.revision)), (write,), (wire.get(key),))
-            try:
-                reply = await self._client.txn_bytes(request, timeout=write_timeout(self._clock, deadline))
-            except OutcomeUnknown as error:
-                unknown = error
-                continue
-            revision = reply.header.revision
-            if reply.succeeded:
-                written = StoredCircuit(after, 0 if after == CLOSED else revision)
-                return CircuitSwap(won=True, stored=written, revision=revision)
-            stands = self._stored(one(reply.responses[0]))
-            if stands.revision == before.revision:
-                raise EpochChanged("the epoch was raised; the swap was made under an older one")
-            # Two coordinators, or two of its calls, never ask for the same: who and when are in the record.
-            # Of a deletion nobody can say whose it was, and it matters to nobody.
-            won = unknown is not None and stands.circuit == after
-            return CircuitSwap(won=won, stored=stands, revision=revision)
-        raise unknown or OutcomeUnknown("the swap was not answered")
+        reply = await swap_record(
+            self._client,
+            self._present,
+            self._clock,
+            key,
+            write,
+            version=before.revision,
+            deadline=deadline,
+        )
+        if reply.won:
+            written = StoredCircuit(after, 0 if after == CLOSED else reply.revision)
+            return CircuitSwap(won=True, stored=written, revision=reply.revision)
+        stands = self._stored(reply.stands)
+        # Two coordinators, or two of its calls, never ask for the same: who and when are in the record.
+        # Of a deletion nobody can say whose it was, and it matters to nobody.
+        won = reply.doubtful and stands.circuit == after
+        return CircuitSwap(won=won, stored=stands, revision=reply.revision)
 
     async def list_circuits(self, namespace: str, *, deadline: float) -> list[tuple[str, str, StoredCircuit]]:
         """See ``ports.CircuitStore``."""

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from coordinator.core.queue_settings import QueueSettings, QueueState
-from coordinator.core.retry import RetryPolicy
-from coordinator.errors import CodecError, EpochChanged, KeyFormatError, OutcomeUnknown
+from coordinator.errors import CodecError, KeyFormatError
 from coordinator.etcd import wire
 from coordinator.etcd.client import EtcdClient
 from coordinator.etcd.codec import FORMAT, decode_record
 from coordinator.etcd.keys import KeySpace
 from coordinator.etcd.paging import pages
 from coordinator.etcd.present import EtcdPresent
+from coordinator.etcd.record_swap import swap_record
 from coordinator.etcd.set_aside import SetAside
-from coordinator.etcd.time_left import read_timeout, write_timeout
-from coordinator.etcd.txn import one
+from coordinator.etcd.terms_codec import policy_from_record, retry_record
+from coordinator.etcd.time_left import read_timeout
 from coordinator.ports import Clock, QueueSwap, StoredQueue
-from leasekeeper.internal.storage.v1.records_pb2 import QueueRecord, RetryRecord
+from leasekeeper.internal.storage.v1.records_pb2 import QueueRecord
 
 if TYPE_CHECKING:
     from leasekeeper.internal.etcd.v1.kv_pb2 import KeyValue
 
 __all__ = ["EtcdQueueStore", "decode_queue", "encode_queue"]
-
-_TRIES: Final = 3
-"""Sends of one swap at most; from the second on its own first try may stand there already."""
 
 
 def encode_queue(state: QueueState) -> bytes:
@@ -34,7 +31,7 @@ def encode_queue(state: QueueState) -> bytes:
     return QueueRecord(
         format=FORMAT,
         target_wait_ms=settings.target_wait_ms,
-        retry=_retry_record(retry) if retry is not None else None,
+        retry=retry_record(retry) if retry is not None else None,
         queue_timeout_ms=settings.queue_timeout_ms,
         run_timeout_ms=settings.run_timeout_ms,
         total_timeout_ms=settings.total_timeout_ms,
@@ -57,7 +54,7 @@ def decode_queue(value: bytes) -> QueueState:
         raise CodecError(f"queue: {len(record.target_wait_ms)} target waits for 5 priorities")
     settings = QueueSettings(
         target_wait_ms=tuple(record.target_wait_ms),
-        retry=_policy(record.retry) if record.HasField("retry") else None,
+        retry=policy_from_record(record.retry) if record.HasField("retry") else None,
         queue_timeout_ms=record.queue_timeout_ms,
         run_timeout_ms=record.run_timeout_ms,
         total_timeout_ms=record.total_timeout_ms,
@@ -69,30 +66,6 @@ def decode_queue(value: bytes) -> QueueState:
         pause_reason=record.pause_reason,
         pause_ms=record.pause_ms,
         request_digest=record.request_digest,
-    )
-
-
-def _retry_record(policy: RetryPolicy) -> RetryRecord:
-    return RetryRecord(
-        max_retries=policy.max_retries,
-        initial_ms=policy.initial_ms,
-        multiplier=policy.multiplier,
-        cap_ms=policy.cap_ms,
-        jitter=policy.jitter,
-        non_retryable_types=policy.non_retryable_types,
-        max_lease_losses=policy.max_lease_losses,
-    )
-
-
-def _policy(record: RetryRecord) -> RetryPolicy:
-    return RetryPolicy(
-        max_retries=record.max_retries,
-        initial_ms=record.initial_ms,
-        multiplier=record.multiplier,
-        cap_ms=record.cap_ms,
-        jitter=record.jitter,
-        non_retryable_types=tuple(record.non_retryable_types),
-        max_lease_losses=record.max_lease_losses,
     )
 
 
@@ -127,26 +100,21 @@ class EtcdQueueStore:
     ) -> QueueSwap:
         """See ``ports.QueueStore``."""
         key = self._space.namespace(namespace).queue(queue)
-        write = wire.put(key, encode_queue(after))
-        unknown: OutcomeUnknown | None = None
-        for _ in range(_TRIES):
-            guard = self._present.guard()
-            request = wire.txn((guard, wire.mod_eq(key, before.revision)), (write,), (wire.get(key),))
-            try:
-                reply = await self._client.txn_bytes(request, timeout=write_timeout(self._clock, deadline))
-            except OutcomeUnknown as error:
-                unknown = error
-                continue
-            revision = reply.header.revision
-            if reply.succeeded:
-                return QueueSwap(won=True, stored=StoredQueue(after, revision), revision=revision)
-            stands = self._stored(one(reply.responses[0]))
-            if stands.revision == before.revision:
-                raise EpochChanged("the epoch was raised; the swap was made under an older one")
-            # Whoever wrote the very same wanted the very same: whose it was matters to nobody.
-            won = unknown is not None and stands.state == after
-            return QueueSwap(won=won, stored=stands, revision=revision)
-        raise unknown or OutcomeUnknown("the swap was not answered")
+        reply = await swap_record(
+            self._client,
+            self._present,
+            self._clock,
+            key,
+            wire.put(key, encode_queue(after)),
+            version=before.revision,
+            deadline=deadline,
+        )
+        if reply.won:
+            return QueueSwap(won=True, stored=StoredQueue(after, reply.revision), revision=reply.revision)
+        stands = self._stored(reply.stands)
+        # Whoever wrote the very same wanted the very same: whose it was matters to nobody.
+        won = reply.doubtful and stands.state == after
+        return QueueSwap(won=won, stored=stands, revision=reply.revision)
 
     async def list_queues(self, namespace: str, *, deadline: float) -> list[tuple[str, StoredQueue]]:
         """See ``ports.QueueStore``."""

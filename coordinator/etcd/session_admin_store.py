@@ -11,10 +11,8 @@ from coordinator.core.job import Claim
 from coordinator.core.lock_order import LockEntry
 from coordinator.errors import (
     CodecError,
-    EpochChanged,
     KeyFormatError,
     LeaseNotFound,
-    OutcomeUnknown,
 )
 from coordinator.etcd import wire
 from coordinator.etcd.client import EtcdClient
@@ -24,9 +22,10 @@ from coordinator.etcd.keys import KeyRange, KeySpace
 from coordinator.etcd.lock_codec import entry_of
 from coordinator.etcd.namespace_keys import NamespaceKeys
 from coordinator.etcd.present import EtcdPresent
+from coordinator.etcd.record_swap import swap_record
 from coordinator.etcd.set_aside import SetAside
-from coordinator.etcd.time_left import read_timeout, write_timeout
-from coordinator.etcd.txn import TxnCodec, one
+from coordinator.etcd.time_left import read_timeout
+from coordinator.etcd.txn import TxnCodec
 from coordinator.ports import Clock, HeldBySession, Session, StoredSession
 
 if TYPE_CHECKING:
@@ -35,8 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["EtcdSessionAdminStore"]
 
 _KEYS_PER_READ: Final = 128
-_TRIES: Final = 3
-"""Sends of one swap at most; from the second on its own first try may stand there already."""
 
 
 class EtcdSessionAdminStore:
@@ -123,27 +120,26 @@ class EtcdSessionAdminStore:
         """See ``ports.SessionAdminStore``."""
         namespace, session_id = after.namespace, after.session_id
         key, lease = self._space.namespace(namespace).session(session_id), int(session_id, 16)
-        unknown: OutcomeUnknown | None = None
-        for _ in range(_TRIES):
-            # The lease is compared, too: on a dead or another lease nothing may be put.
-            compares = (self._present.guard(), wire.mod_eq(key, before.version), wire.lease_eq(key, lease))
-            request = wire.txn(compares, (wire.put(key, encode_session(after), lease),), (wire.get(key),))
-            try:
-                reply = await self._client.txn_bytes(request, timeout=write_timeout(self._clock, deadline))
-            except OutcomeUnknown as error:
-                unknown = error
-                continue
-            except LeaseNotFound:
-                return False, None
-            if reply.succeeded:
-                return True, StoredSession(after, reply.header.revision)
-            stands = _stored(namespace, session_id, one(reply.responses[0]))
-            if stands is not None and stands.version == before.version:
-                raise EpochChanged("the epoch was raised; the swap was made under an older one")
-            # Whoever wrote the very same wanted the very same.
-            same = stands is not None and stands.session == replace(after, revision=stands.session.revision)
-            return unknown is not None and same, stands
-        raise unknown or OutcomeUnknown("the swap was not answered")
+        try:
+            reply = await swap_record(
+                self._client,
+                self._present,
+                self._clock,
+                key,
+                wire.put(key, encode_session(after), lease),
+                version=before.version,
+                deadline=deadline,
+                # On a dead or another lease nothing may be put.
+                also=(wire.lease_eq(key, lease),),
+            )
+        except LeaseNotFound:
+            return False, None
+        if reply.won:
+            return True, StoredSession(after, reply.revision)
+        stands = _stored(namespace, session_id, reply.stands)
+        # Whoever wrote the very same wanted the very same.
+        same = stands is not None and stands.session == replace(after, revision=stands.session.revision)
+        return reply.doubtful and same, stands
 
 
 def _stored(namespace: str, session_id: str, kv: KeyValue | None) -> StoredSession | None:

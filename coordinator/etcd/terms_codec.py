@@ -17,7 +17,7 @@ from leasekeeper.internal.storage.v1.records_pb2 import (
     TermsRecord,
 )
 
-__all__ = ["TermsCodec", "terms_from_record"]
+__all__ = ["TermsCodec", "policy_from_record", "retry_record", "terms_from_record"]
 
 _RETRY_TAG: Final = b"\x42"  # TermsRecord.retry: field 8, length-delimited
 
@@ -25,10 +25,9 @@ _DEFAULT_GENERATION: Final = 16_384
 """Encoded terms that each of two generations keeps; about 300 bytes each."""
 
 
-@lru_cache(maxsize=1024)
-def _retry(policy: RetryPolicy) -> bytes:
-    """The ``retry`` field with its tag: most jobs of a type share one policy."""
-    encoded = RetryRecord(
+def retry_record(policy: RetryPolicy) -> RetryRecord:
+    """A policy as a record."""
+    return RetryRecord(
         max_retries=policy.max_retries,
         initial_ms=policy.initial_ms,
         multiplier=policy.multiplier,
@@ -36,7 +35,26 @@ def _retry(policy: RetryPolicy) -> bytes:
         jitter=policy.jitter,
         non_retryable_types=policy.non_retryable_types,
         max_lease_losses=policy.max_lease_losses,
-    ).SerializeToString()
+    )
+
+
+def policy_from_record(record: RetryRecord) -> RetryPolicy:
+    """Undo ``retry_record``."""
+    return RetryPolicy(
+        max_retries=record.max_retries,
+        initial_ms=record.initial_ms,
+        multiplier=record.multiplier,
+        cap_ms=record.cap_ms,
+        jitter=record.jitter,
+        non_retryable_types=tuple(record.non_retryable_types),
+        max_lease_losses=record.max_lease_losses,
+    )
+
+
+@lru_cache(maxsize=1024)
+def _retry(policy: RetryPolicy) -> bytes:
+    """The ``retry`` field with its tag: most jobs of a type share one policy."""
+    encoded = retry_record(policy).SerializeToString()
     return b"".join((_RETRY_TAG, varint(len(encoded)), encoded))
 
 
@@ -145,7 +163,6 @@ def terms_from_record(record: TermsRecord) -> Terms:
     Raises:
         ValueError: a lock has a mode that there is not.
     """
-    retry = record.retry
     return Terms(
         queue=record.queue,
         type=record.type,
@@ -155,15 +172,7 @@ def terms_from_record(record: TermsRecord) -> Terms:
         due_ms=record.due_ms,
         run_at_ms=record.run_at_ms,
         counter=record.counter,
-        retry=RetryPolicy(
-            max_retries=retry.max_retries,
-            initial_ms=retry.initial_ms,
-            multiplier=retry.multiplier,
-            cap_ms=retry.cap_ms,
-            jitter=retry.jitter,
-            non_retryable_types=tuple(retry.non_retryable_types),
-            max_lease_losses=retry.max_lease_losses,
-        ),
+        retry=policy_from_record(record.retry),
         queue_timeout_ms=record.queue_timeout_ms,
         run_timeout_ms=record.run_timeout_ms,
         total_timeout_ms=record.total_timeout_ms,
