@@ -28,6 +28,7 @@ __all__ = [
     "Progress",
     "Rollback",
     "Terms",
+    "claim_for",
 ]
 
 ATTEMPTS_KEPT: Final = 8
@@ -274,3 +275,22 @@ class Job:
             if attempt.token == token and attempt.outcome is not _ATTEMPT_RUNS:
                 return attempt
         return None
+
+
+def claim_for(job: Job, session: str, nonce: bytes, now_ms: int) -> Claim:
+    """The claim that ``session`` would hold of ``job`` from ``now_ms`` on."""
+    terms = job.terms
+    run = terms.run_timeout_ms
+    if terms.total_timeout_ms:
+        left = max(1, job.total_end_ms - now_ms)
+        run = min(run, left) if run else left
+    return Claim(
+        session=session,
+        attempt=job.attempt + 1,
+        nonce=nonce,
+        start_ms=now_ms,
+        queue=terms.queue,
+        type=terms.type,
+        run_timeout_ms=run,
+        heartbeat_timeout_ms=terms.heartbeat_timeout_ms,
+    )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from coordinator import failpoints
 from coordinator.core.commands import ClaimIt
-from coordinator.core.job import Claim, Job, JobState
+from coordinator.core.job import Claim, Job, JobState, claim_for
 from coordinator.core.machine import Decision, Refusal, decide
 from coordinator.errors import LeasekeeperError, Reason, RequestError, StorageError
 from coordinator.ports import Clock, JobStore, Operation, Stored
@@ -17,7 +17,6 @@ from coordinator.services.api import ClaimedJob
 from coordinator.services.circuit_gate import CircuitGate
 from coordinator.services.claiming import (
     Delivery,
-    claim_for,
     claim_operation,
     session_full,
     session_not_found,

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 
-from coordinator.core.job import Claim, Job
+from coordinator.core.job import Claim
 from coordinator.core.machine import Decision
-from coordinator.errors import LeasekeeperError, Reason, RequestError
-from coordinator.ports import Clock, Commit, JobStore, Operation, Snapshot, Spec, Stored
+from coordinator.errors import LeasekeeperError, Reason, RequestError, StorageError
+from coordinator.ports import Clock, Commit, JobStore, Operation, SessionStore, Snapshot, Spec, Stored
 from coordinator.services.abandoned import Abandoned
 from coordinator.services.api import ClaimedJob
 from coordinator.services.commits import operation_of
 from coordinator.services.redelivery import Redelivery
+from coordinator.services.storage_errors import refused
 
-__all__ = ["Delivery", "claim_for", "claim_operation", "session_full", "session_not_found"]
+__all__ = ["Delivery", "claim_operation", "require_session", "session_full", "session_not_found"]
 
 _log = logging.getLogger(__name__)
 
@@ -66,25 +67,6 @@ class Delivery:
         return None
 
 
-def claim_for(job: Job, session_id: str, nonce: bytes, now_ms: int) -> Claim:
-    """The claim that the session would hold."""
-    terms = job.terms
-    run = terms.run_timeout_ms
-    if terms.total_timeout_ms:
-        left = max(1, job.total_end_ms - now_ms)
-        run = min(run, left) if run else left
-    return Claim(
-        session=session_id,
-        attempt=job.attempt + 1,
-        nonce=nonce,
-        start_ms=now_ms,
-        queue=terms.queue,
-        type=terms.type,
-        run_timeout_ms=run,
-        heartbeat_timeout_ms=terms.heartbeat_timeout_ms,
-    )
-
-
 def claim_operation(
     stored: Stored,
     decision: Decision,
@@ -113,6 +95,20 @@ def session_full(limit: int) -> RequestError:
         f"the session holds {limit} keys already; open another",
         metadata={"limit": str(limit)},
     )
+
+
+async def require_session(sessions: SessionStore, namespace: str, session_id: str, deadline: float) -> None:
+    """Return if the session is open, as the store says.
+
+    Raises:
+        RequestError: SESSION_NOT_FOUND; ETCD_UNAVAILABLE.
+    """
+    try:
+        session = await sessions.read(namespace, session_id, deadline=deadline)
+    except StorageError as error:
+        raise refused(error) from error
+    if session is None:
+        raise session_not_found(session_id)
 
 
 def session_not_found(session_id: str) -> RequestError:

@@ -14,8 +14,9 @@ from typing import Final
 
 from coordinator import failpoints
 from coordinator.core.commands import ClaimIt
+from coordinator.core.job import claim_for
 from coordinator.core.machine import Decision, decide
-from coordinator.errors import LeasekeeperError, Reason, RequestError, StorageError
+from coordinator.errors import LeasekeeperError, Reason, RequestError
 from coordinator.ports import (
     Clock,
     Commit,
@@ -33,8 +34,8 @@ from coordinator.services.circuit_gate import ALL_CLOSED, CircuitGate
 from coordinator.services.claim_by_id import ClaimById, OneClaim
 from coordinator.services.claiming import (
     Delivery,
-    claim_for,
     claim_operation,
+    require_session,
     session_full,
     session_not_found,
 )
@@ -176,7 +177,7 @@ class Dispatch:
             if left <= 0 or self._draining:
                 break
             if not known:
-                await self._require_session(namespace, query.session_id, deadline)
+                await require_session(self._sessions, namespace, query.session_id, deadline)
                 known = True
                 continue
             for pair in pairs:
@@ -381,14 +382,6 @@ class Dispatch:
             raise RequestError(Reason.DRAINING, "this coordinator is stopping", retry_after_ms=100)
         check_present(self._present)
         await self._feeds.ensure(namespace, deadline=deadline)
-
-    async def _require_session(self, namespace: str, session_id: str, deadline: float) -> None:
-        try:
-            session = await self._sessions.read(namespace, session_id, deadline=deadline)
-        except StorageError as error:
-            raise refused(error) from error
-        if session is None:
-            raise session_not_found(session_id)
 
     async def _wait(self, waiter: Waiter, seconds: float) -> bool:
         """Whether it was woken in time; woken and timed out in one turn of the loop, it was woken."""

@@ -16,6 +16,7 @@ from coordinator.core.job import Claim, JobState, Progress
 from coordinator.errors import CodecError, FieldViolation, Reason, RequestError, StorageError
 from coordinator.ports import JobPage, JobStore, Snapshot, Stored
 from coordinator.services.api import JobFilter, JobListing, JobView
+from coordinator.services.page_cursor import page_cursor, position_in
 from coordinator.services.storage_errors import refused
 
 __all__ = ["Beats", "Queries", "QueriesConfig", "not_found", "view_of"]
@@ -141,7 +142,7 @@ class Queries:
         self, namespace: str, filter: JobFilter, page_size: int, cursor: str, deadline: float
     ) -> JobListing:
         query = _fingerprint(namespace, filter)
-        position = _position(cursor, query)
+        position = position_in(cursor, query)
         found: list[Stored] = []
         budget = self._config.max_examined
         while budget > 0 and len(found) < page_size:
@@ -160,7 +161,7 @@ class Queries:
             budget -= limit
             if not position:
                 return JobListing(tuple(found), "")
-        return JobListing(tuple(found), f"{query}.{position}")
+        return JobListing(tuple(found), page_cursor(query, position))
 
     @staticmethod
     def _matches(page: JobPage, filter: JobFilter) -> Sequence[int]:
@@ -168,7 +169,7 @@ class Queries:
 
     async def _named(self, namespace: str, filter: JobFilter, cursor: str, deadline: float) -> JobListing:
         """Jobs named in the filter are read, not searched for; they are one page."""
-        _position(cursor, _fingerprint(namespace, filter))
+        position_in(cursor, _fingerprint(namespace, filter))
         if len(filter.job_ids) > self._config.max_named:
             raise _invalid("job_ids", f"{len(filter.job_ids)} ids, at most {self._config.max_named}")
         found = await self._store.read_many(namespace, sorted(filter.job_ids), deadline=deadline)
@@ -187,16 +188,6 @@ def _fingerprint(namespace: str, filter: JobFilter) -> str:
         *(("past due",) if filter.past_due_at_ms else ()),  # cursors of before stay good
     )
     return sha256(repr(said).encode()).hexdigest()[: 2 * _FILTER_BYTES]
-
-
-def _position(cursor: str, query: str) -> str:
-    """The store's cursor inside ours."""
-    if not cursor:
-        return ""
-    made_for, dot, position = cursor.partition(".")
-    if made_for != query or not dot or not position:
-        raise _invalid("page_token", "it was not made for this query")
-    return position
 
 
 def _invalid(field: str, description: str) -> RequestError:

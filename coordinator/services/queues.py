@@ -9,8 +9,9 @@ from typing import Final, Protocol
 
 from coordinator.core import queue_settings as rules
 from coordinator.core.queue_settings import QueueSettings, QueueState
-from coordinator.errors import FieldViolation, Reason, RequestError, StorageError
+from coordinator.errors import Reason, RequestError, StorageError
 from coordinator.ports import Clock, NamespaceFeeds, StoredQueue
+from coordinator.services.page_cursor import page_cursor, position_in
 from coordinator.services.shared_queues import QueueName, SharedQueues
 from coordinator.services.storage_errors import refused
 from coordinator.services.waiters import Pair
@@ -87,12 +88,14 @@ class Queues:
         Raises:
             RequestError: VALIDATION_FAILED (a cursor of another namespace), NOT_READY.
         """
-        after = _position(namespace, cursor)
+        after = position_in(cursor, _mark(namespace))
         with_jobs = {queue for where, queue, _ in self._index.windows() if where == namespace}
         check_listed(namespace, self._namespaces.listed, not with_jobs or self._index.ready(namespace))
         names = sorted(name for name in {*with_jobs, *self._shared.names(namespace)} if name > after)
         page = tuple(NamedQueue(name, self._shared.known((namespace, name))) for name in names[:page_size])
-        return QueuePage(page, f"{_mark(namespace)}.{names[page_size - 1]}" if len(names) > page_size else "")
+        return QueuePage(
+            page, page_cursor(_mark(namespace), names[page_size - 1]) if len(names) > page_size else ""
+        )
 
     async def update(
         self,
@@ -181,16 +184,3 @@ def check_listed(namespace: str, all_listed: bool, ready: bool) -> None:
 
 def _mark(namespace: str) -> str:
     return sha256(b"queues " + namespace.encode()).hexdigest()[:_MARK_DIGITS]
-
-
-def _position(namespace: str, cursor: str) -> str:
-    """The name after which the page begins."""
-    if not cursor:
-        return ""
-    made_for, dot, after = cursor.partition(".")
-    if made_for != _mark(namespace) or not dot or not after:
-        text = "it was not made for this query"
-        raise RequestError(
-            Reason.VALIDATION_FAILED, f"page_token: {text}", fields=[FieldViolation("page_token", text)]
-        )
-    return after

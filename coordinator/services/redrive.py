@@ -14,9 +14,10 @@ from hashlib import sha256
 
 from coordinator.core.job import FAILED, Job
 from coordinator.core.machine import Decision, decide
-from coordinator.errors import FieldViolation, Reason, RequestError, StorageError
+from coordinator.errors import Reason, RequestError, StorageError
 from coordinator.ports import Clock, JobStore, StorageGauge, Stored
 from coordinator.services.api import Redriven, RedriveQuery
+from coordinator.services.page_cursor import page_cursor, position_in
 from coordinator.services.retrying import RetryCase, Retrying, command_of, storage_full
 from coordinator.services.storage_errors import refused
 
@@ -99,7 +100,7 @@ class Redrive:
             next_at=began,
             until=began + max(0.0, deadline - began) * self._config.share,
             deadline=deadline,
-            position=_position(query.cursor, mark),
+            position=position_in(query.cursor, mark, from_start=True),
         )
         if not query.validate_only and not self._gauge.accepts_submissions:
             raise storage_full(self._config.full_retry_ms)
@@ -117,7 +118,7 @@ class Redrive:
             job_ids=tuple(run.job_ids),
             failures=tuple(run.failures),
             examined=run.examined,
-            cursor="" if run.finished else f"{mark}.{run.position}",
+            cursor="" if run.finished else page_cursor(mark, run.position),
         )
 
     def _goes_on(self, run: _Run) -> bool:
@@ -204,16 +205,3 @@ def _mark(namespace: str, query: RedriveQuery) -> str:
         query.settled_before_ms,
     )
     return sha256(repr(said).encode()).hexdigest()[: 2 * _QUERY_BYTES]
-
-
-def _position(cursor: str, mark: str) -> str:
-    """The store's cursor inside ours; empty is the beginning, which a call without time left may answer."""
-    if not cursor:
-        return ""
-    made_for, dot, position = cursor.partition(".")
-    if made_for != mark or not dot:
-        fields = [FieldViolation("page_token", "it was not made for this query")]
-        raise RequestError(
-            Reason.VALIDATION_FAILED, "page_token: it was not made for this query", fields=fields
-        )
-    return position

@@ -10,13 +10,13 @@ from typing import Final, Protocol
 from coordinator.core.session_command import SessionCommand, command_at
 from coordinator.errors import (
     CodecError,
-    FieldViolation,
     Reason,
     RequestError,
     StorageError,
 )
 from coordinator.ports import Clock, HeldBySession, Session, SessionAdminStore, StoredSession
 from coordinator.services.holders import Holders
+from coordinator.services.page_cursor import page_cursor, position_in
 from coordinator.services.queues import check_listed
 from coordinator.services.storage_errors import refused
 
@@ -94,7 +94,7 @@ class SessionAdmin:
             RequestError: VALIDATION_FAILED (a cursor of another query), NOT_READY.
         """
         mark = _mark(namespace, labels)
-        after = _position(mark, cursor)
+        after = position_in(cursor, mark)
         open_here = self._holders.sessions(namespace)
         check_listed(namespace, self._namespaces.listed, not open_here or self._ready(namespace))
         found = sorted(
@@ -107,7 +107,9 @@ class SessionAdmin:
             key=lambda session: session.session_id,
         )
         page = tuple(map(self._view, found[:page_size]))
-        return SessionPage(page, f"{mark}.{page[-1].session.session_id}" if len(found) > page_size else "")
+        return SessionPage(
+            page, page_cursor(mark, page[-1].session.session_id) if len(found) > page_size else ""
+        )
 
     async def get(self, namespace: str, session_id: str, deadline: float) -> SessionDetails:
         """The session with what lies on its lease. It may have ended since, or hold something else.
@@ -199,16 +201,3 @@ def _not_found(session_id: str) -> RequestError:
 def _mark(namespace: str, labels: Mapping[str, str]) -> str:
     said = repr(("sessions", namespace, sorted(labels.items())))
     return sha256(said.encode()).hexdigest()[:_MARK_DIGITS]
-
-
-def _position(mark: str, cursor: str) -> str:
-    """The id after which the page begins."""
-    if not cursor:
-        return ""
-    made_for, dot, after = cursor.partition(".")
-    if made_for != mark or not dot or not after:
-        text = "it was not made for this query"
-        raise RequestError(
-            Reason.VALIDATION_FAILED, f"page_token: {text}", fields=[FieldViolation("page_token", text)]
-        )
-    return after

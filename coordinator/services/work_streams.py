@@ -14,12 +14,12 @@ from contextlib import asynccontextmanager
 from typing import Final, Protocol
 
 from coordinator.core.job import Claim
-from coordinator.errors import Reason, RequestError, StorageError
+from coordinator.errors import Reason, RequestError
 from coordinator.ports import Clock, NamespaceFeeds, Session, SessionStore
 from coordinator.services.abandoned import Abandoned
 from coordinator.services.api import ClaimedJob
-from coordinator.services.claiming import session_not_found
-from coordinator.services.storage_errors import RETRY_MS, refused
+from coordinator.services.claiming import require_session, session_not_found
+from coordinator.services.storage_errors import RETRY_MS
 from coordinator.services.work_outbox import StopAsked
 from coordinator.services.work_stream import Claims, WorkOpening, WorkStream, WorkStreamConfig
 
@@ -204,12 +204,7 @@ class WorkStreams:
         await self._feeds.ensure(namespace, deadline=deadline)
         if self._holders.session(namespace, session_id) is not None:
             return
-        try:
-            session = await self._sessions.read(namespace, session_id, deadline=deadline)
-        except StorageError as error:
-            raise refused(error) from error
-        if session is None:
-            raise session_not_found(session_id)
+        await require_session(self._sessions, namespace, session_id, deadline)
 
 
 def _draining() -> RequestError:

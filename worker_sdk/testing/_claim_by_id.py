@@ -8,11 +8,11 @@ from typing import Final
 from coordinator.core.bucket import EMPTY, UNTRIED, Bucket, BucketPolicy, Tries
 from coordinator.core.commands import ClaimIt
 from coordinator.core.fencing import make_token, split_token
-from coordinator.core.job import Claim
+from coordinator.core.job import Claim, claim_for
 from coordinator.core.machine import Decision, Refusal
 from leasekeeper.v1 import worker_service_pb2 as pb
 from worker_sdk.testing import _messages as messages
-from worker_sdk.testing._claiming import claim_for, room_of
+from worker_sdk.testing._claiming import room_of
 from worker_sdk.testing._fields import duration_ms
 from worker_sdk.testing._refusals import Refused, not_found, refused_by, session_gone
 from worker_sdk.testing._stage import Call, Stage

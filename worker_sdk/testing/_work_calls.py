@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from coordinator.core.commands import Release, TakeAway, Taken
-from coordinator.core.job import Claim
+from coordinator.core.job import Claim, claim_for
 from leasekeeper.v1 import worker_service_pb2 as pb
 from worker_sdk.testing import _messages as messages
 from worker_sdk.testing import _work_forms as forms
 from worker_sdk.testing._claim_by_id import ClaimById
-from worker_sdk.testing._claiming import claim_for, room_of
+from worker_sdk.testing._claiming import room_of
 from worker_sdk.testing._fields import duration_ms
 from worker_sdk.testing._refusals import Refused, session_gone
 from worker_sdk.testing._settlements import Settlements
